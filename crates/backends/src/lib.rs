@@ -1,0 +1,1 @@
+//! Backends: nodes that hold blocks.

@@ -1,0 +1,22 @@
+//! The words of the block layer.
+//!
+//! Everything above and below speaks in these: units that cannot be mixed up, the closed set of
+//! operations and statuses, the request that moves through a stack, and the queue limits a device
+//! lives within. This crate knows no clock, no system call, no layer and no thread.
+//!
+//! *Invariant:* nothing here allocates except [`QueueLimits`] errors, and nothing here panics on a
+//! value that came from outside.
+
+#![forbid(unsafe_code)]
+
+mod extent;
+mod op;
+mod request;
+mod status;
+mod units;
+
+pub use extent::Extent;
+pub use op::{Flags, Op};
+pub use request::{Cookie, Data, Region, Request, Segment, Tag};
+pub use status::Status;
+pub use units::{Bytes, ParseSizeError, Sectors};

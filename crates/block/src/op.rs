@@ -1,0 +1,109 @@
+//! What can be asked of a device.
+
+/// An operation. The numbers index statistics; they are stable.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum Op {
+    /// Fill the request's data from the device.
+    Read = 0,
+    /// Store the request's data. With [`Flags::FUA`] it is on stable storage when it ends.
+    Write = 1,
+    /// Every write that ended before this was submitted is on stable storage when this ends.
+    Flush = 2,
+    /// The range's content is no longer needed; what it reads as afterwards is the backend's matter.
+    Discard = 3,
+    /// The range reads as zeroes afterwards. It may be deallocated unless [`Flags::NO_UNMAP`].
+    WriteZeroes = 4,
+    /// Bring the range nearer (NBD's CACHE, `posix_fadvise(WILLNEED)`); a hint, never an error.
+    Prefetch = 5,
+    /// Describe the range: fills the data with [`Extent`](crate::Extent) records and ends with the
+    /// bytes of records written. Layers that move addresses pass it on like a read.
+    Extents = 6,
+}
+
+impl Op {
+    /// How many operations there are.
+    pub const COUNT: usize = 7;
+    /// All of them, by number.
+    pub const ALL: [Op; Op::COUNT] =
+        [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes, Op::Prefetch, Op::Extents];
+
+    /// Whether it changes what the device holds.
+    pub const fn is_write(self) -> bool {
+        matches!(self, Op::Write | Op::Discard | Op::WriteZeroes)
+    }
+
+    /// Whether its length is that of the data which it carries.
+    pub const fn moves_data(self) -> bool {
+        matches!(self, Op::Read | Op::Write)
+    }
+
+    /// The name in listings: `read`, `write`, `flush`, `discard`, `write-zeroes`, `prefetch`, `extents`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Op::Read => "read",
+            Op::Write => "write",
+            Op::Flush => "flush",
+            Op::Discard => "discard",
+            Op::WriteZeroes => "write-zeroes",
+            Op::Prefetch => "prefetch",
+            Op::Extents => "extents",
+        }
+    }
+}
+
+/// How an operation is to be done: a set of the constants below.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
+pub struct Flags(u8);
+
+impl Flags {
+    /// None of them.
+    pub const NONE: Flags = Flags(0);
+    /// Forced unit access: on stable storage before the request ends (write, write zeroes, discard).
+    pub const FUA: Flags = Flags(1);
+    /// End with [`Status::Again`](crate::Status::Again) rather than wait or be split (BLK-3).
+    pub const NOWAIT: Flags = Flags(2);
+    /// Write zeroes: keep the range allocated (NBD's NO_HOLE, the kernel's `REQ_NOUNMAP`).
+    pub const NO_UNMAP: Flags = Flags(4);
+    /// Write zeroes: end with `NotSupported` at once unless it is faster than writing (NBD's FAST_ZERO).
+    pub const FAST_ZERO: Flags = Flags(8);
+    /// Read: the submitter takes any memory in place of its own. A backend may answer by pointing
+    /// the request's data at memory that outlives the reply, which then must not be written through.
+    pub const MAY_LEND: Flags = Flags(16);
+
+    /// Both sets together.
+    #[must_use]
+    pub const fn with(self, other: Flags) -> Flags {
+        Flags(self.0 | other.0)
+    }
+
+    /// This set less the other.
+    #[must_use]
+    pub const fn without(self, other: Flags) -> Flags {
+        Flags(self.0 & !other.0)
+    }
+
+    /// Whether all of `other` are in this set.
+    pub const fn has(self, other: Flags) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_are_numbered_as_they_are_listed() {
+        for (number, op) in Op::ALL.into_iter().enumerate() {
+            assert_eq!(op as usize, number);
+        }
+    }
+
+    #[test]
+    fn flags_are_a_set() {
+        let both = Flags::FUA.with(Flags::NOWAIT);
+        assert!(both.has(Flags::FUA) && both.has(Flags::NOWAIT) && !both.has(Flags::NO_UNMAP));
+        assert_eq!(both.without(Flags::FUA), Flags::NOWAIT);
+    }
+}

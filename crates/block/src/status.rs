@@ -1,0 +1,146 @@
+//! How a request ended: a closed set, with the kernel's meanings (`blk_status_t`) and its errnos.
+
+/// How a request ended.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum Status {
+    /// Done, whole.
+    Ok,
+    /// The device does not know the operation.
+    NotSupported,
+    /// No answer in time.
+    Timeout,
+    /// No room left: the backing store is full, or the range ends past the device.
+    NoSpace,
+    /// The way to the device failed; another path may work.
+    Transport,
+    /// The far side failed for good; another path would not help.
+    Target,
+    /// Someone else holds a reservation.
+    ReservationConflict,
+    /// The medium lost the data.
+    Medium,
+    /// The data's protection information does not match.
+    Protection,
+    /// Memory or another resource of the system ran out for now.
+    Resource,
+    /// A resource of the device ran out for now.
+    DeviceResource,
+    /// It would have had to wait, and [`Flags::NOWAIT`](crate::Flags::NOWAIT) was given.
+    Again,
+    /// The device is gone.
+    Offline,
+    /// A stacking device asks for the request again, whole.
+    Requeue,
+    /// Too many open zones.
+    ZoneOpenResource,
+    /// Too many active zones.
+    ZoneActiveResource,
+    /// The command's duration limit ran out.
+    DurationLimit,
+    /// The request makes no sense to the device: misaligned, or beyond its limits.
+    Invalid,
+    /// Anything else.
+    IoError,
+}
+
+/// One row a status: its errno, and whether another path is worth trying (`blk_path_error`).
+const TABLE: [(Status, i32); 19] = [
+    (Status::Ok, 0),
+    (Status::NotSupported, libc::EOPNOTSUPP),
+    (Status::Timeout, libc::ETIMEDOUT),
+    (Status::NoSpace, libc::ENOSPC),
+    (Status::Transport, libc::ENOLINK),
+    (Status::Target, libc::EREMOTEIO),
+    (Status::ReservationConflict, libc::EBADE),
+    (Status::Medium, libc::ENODATA),
+    (Status::Protection, libc::EILSEQ),
+    (Status::Resource, libc::ENOMEM),
+    (Status::DeviceResource, libc::EBUSY),
+    (Status::Again, libc::EAGAIN),
+    (Status::Offline, libc::ENODEV),
+    (Status::Requeue, libc::EREMCHG),
+    (Status::ZoneOpenResource, libc::ETOOMANYREFS),
+    (Status::ZoneActiveResource, libc::EOVERFLOW),
+    (Status::DurationLimit, libc::ETIME),
+    (Status::Invalid, libc::EINVAL),
+    (Status::IoError, libc::EIO),
+];
+
+impl Status {
+    /// The errno, positive; 0 for [`Status::Ok`]. Source: `blk_errors[]` in the kernel's block/blk-core.c.
+    pub const fn errno(self) -> i32 {
+        TABLE[self as usize].1
+    }
+
+    /// From a positive errno. What the kernel does not name is [`Status::IoError`], as it is there.
+    pub fn from_errno(errno: i32) -> Status {
+        TABLE.iter().find(|row| row.1 == errno).map_or(Status::IoError, |row| row.0)
+    }
+
+    /// From what the kernel or a child answered: bytes moved, or a negative errno. Fewer bytes than
+    /// `len` is an I/O error: whoever can finish a short transfer has done so before asking.
+    pub fn from_result(result: i64, len: u64) -> Status {
+        if result < 0 {
+            Status::from_errno(i32::try_from(-result).unwrap_or(libc::EIO))
+        } else if result as u64 == len {
+            Status::Ok
+        } else {
+            Status::IoError
+        }
+    }
+
+    /// Whether the failure may lie with the path rather than with the device (MP-5).
+    pub const fn is_path_error(self) -> bool {
+        !matches!(
+            self,
+            Status::Ok
+                | Status::NotSupported
+                | Status::NoSpace
+                | Status::Target
+                | Status::ReservationConflict
+                | Status::Medium
+                | Status::Protection
+        )
+    }
+
+    /// Whether all went well.
+    pub const fn is_ok(self) -> bool {
+        matches!(self, Status::Ok)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_status_has_its_own_errno_and_comes_back_from_it() {
+        for (number, (status, errno)) in TABLE.into_iter().enumerate() {
+            assert_eq!(status as usize, number);
+            assert_eq!(status.errno(), errno);
+            assert_eq!(Status::from_errno(errno), status);
+        }
+    }
+
+    #[test]
+    fn an_errno_the_kernel_does_not_name_is_an_io_error() {
+        assert_eq!(Status::from_errno(libc::EPERM), Status::IoError);
+        assert_eq!(Status::from_errno(-5), Status::IoError);
+    }
+
+    #[test]
+    fn a_short_transfer_is_not_success() {
+        assert_eq!(Status::from_result(4096, 4096), Status::Ok);
+        assert_eq!(Status::from_result(512, 4096), Status::IoError);
+        assert_eq!(Status::from_result(-28, 4096), Status::NoSpace);
+        assert_eq!(Status::from_result(i64::MIN + 1, 0), Status::IoError);
+    }
+
+    #[test]
+    fn path_errors_are_all_but_those_another_path_cannot_mend() {
+        let not: Vec<_> = TABLE.iter().map(|r| r.0).filter(|s| !s.is_path_error()).collect();
+        use Status::*;
+        assert_eq!(not, [Ok, NotSupported, NoSpace, Target, ReservationConflict, Medium, Protection]);
+    }
+}

@@ -1,0 +1,3 @@
+//! The `blockyard` command.
+
+fn main() {}

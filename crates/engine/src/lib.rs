@@ -1,0 +1,1 @@
+//! Topology, device trees, threads, life cycle and the control API.

@@ -1,0 +1,1 @@
+//! Exports: what a host attaches to.

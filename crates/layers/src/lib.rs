@@ -1,0 +1,1 @@
+//! Layers: nodes that change I/O on its way to a backend.

@@ -1,0 +1,1 @@
+//! Protocols as codecs and sessions without I/O or clock.

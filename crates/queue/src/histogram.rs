@@ -1,0 +1,138 @@
+//! Log-linear latency histograms: sixteen buckets for every doubling, so a bucket is at most 6.25 %
+//! wide, from 1 ns to 137 s. Written by one thread with plain stores, read by any.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// `log2` of the buckets a doubling.
+const SUB_BITS: u32 = 4;
+/// Values from 2^37 ns (137 s) on share the last bucket.
+const TOP_BIT: u32 = 37;
+
+/// How many buckets there are.
+pub const BUCKETS: usize = ((TOP_BIT - SUB_BITS) as usize + 1) << SUB_BITS;
+
+/// The bucket of a value. The first 16 hold one value each; after that, the highest set bit picks the
+/// doubling and the next four bits the bucket within it. 1000 ns: highest bit 9, next bits 1111.
+#[inline]
+pub(crate) fn bucket_of(value: u64) -> usize {
+    let value = value.min((1 << TOP_BIT) - 1);
+    let shift = (value | ((1 << SUB_BITS) - 1)).ilog2().saturating_sub(SUB_BITS - 1).saturating_sub(1);
+    ((shift as usize) << SUB_BITS) + (value >> shift) as usize
+}
+
+/// The smallest value of a bucket.
+pub fn bucket_floor(bucket: usize) -> u64 {
+    let sub = 1usize << SUB_BITS;
+    if bucket < 2 * sub {
+        return bucket as u64;
+    }
+    let shift = bucket / sub - 1;
+    ((bucket - shift * sub) as u64) << shift
+}
+
+/// A histogram that one thread counts into.
+#[derive(Debug)]
+pub(crate) struct Histogram {
+    buckets: Box<[AtomicU64; BUCKETS]>,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Histogram { buckets: Box::new([const { AtomicU64::new(0) }; BUCKETS]) }
+    }
+}
+
+impl Histogram {
+    /// Count one value. Only the owning thread may.
+    #[inline]
+    pub(crate) fn count(&self, value: u64) {
+        let bucket = &self.buckets[bucket_of(value)];
+        bucket.store(bucket.load(Relaxed) + 1, Relaxed);
+    }
+
+    pub(crate) fn add_to(&self, counts: &mut Counts) {
+        for (sum, bucket) in counts.0.iter_mut().zip(self.buckets.iter()) {
+            *sum += bucket.load(Relaxed);
+        }
+    }
+}
+
+/// What a histogram, or several, counted up to some moment.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Counts(Box<[u64; BUCKETS]>);
+
+impl Default for Counts {
+    fn default() -> Self {
+        Counts(Box::new([0; BUCKETS]))
+    }
+}
+
+impl Counts {
+    /// How many values were counted.
+    pub fn total(&self) -> u64 {
+        self.0.iter().sum()
+    }
+
+    /// The value below which `fraction` of those counted lie, as the middle of its bucket; 0 when none
+    /// was counted.
+    pub fn quantile(&self, fraction: f64) -> u64 {
+        let rank = (self.total() as f64 * fraction).ceil().max(1.0) as u64;
+        let mut seen = 0;
+        for (bucket, count) in self.0.iter().enumerate() {
+            seen += count;
+            if seen >= rank {
+                return (bucket_floor(bucket) + bucket_floor(bucket + 1) - 1) / 2;
+            }
+        }
+        0
+    }
+
+    /// Those of `other` added.
+    pub fn add(&mut self, other: &Counts) {
+        for (sum, count) in self.0.iter_mut().zip(other.0.iter()) {
+            *sum += count;
+        }
+    }
+
+    /// The buckets that are not empty: smallest value, and count.
+    pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.0.iter().enumerate().filter(|(_, count)| **count > 0).map(|(i, count)| (bucket_floor(i), *count))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_value_lies_in_its_bucket_and_buckets_are_narrow() {
+        let mut value = 0u64;
+        while value < 1 << TOP_BIT {
+            let bucket = bucket_of(value);
+            let (floor, next) = (bucket_floor(bucket), bucket_floor(bucket + 1));
+            assert!(floor <= value && value < next, "{value} in {bucket}: {floor}..{next}");
+            assert!(next - floor <= (floor / 16).max(1), "{bucket}");
+            value = value + value / 7 + 1;
+        }
+    }
+
+    #[test]
+    fn the_last_bucket_takes_what_is_above() {
+        assert_eq!(bucket_of(u64::MAX), BUCKETS - 1);
+        assert_eq!(bucket_of((1 << TOP_BIT) - 1), BUCKETS - 1);
+    }
+
+    #[test]
+    fn quantiles_are_within_a_bucket() {
+        let histogram = Histogram::default();
+        (1..=10_000u64).for_each(|value| histogram.count(value * 100));
+        let mut counts = Counts::default();
+        histogram.add_to(&mut counts);
+        assert_eq!(counts.total(), 10_000);
+        for (fraction, exact) in [(0.5, 500_000.0), (0.99, 990_000.0), (1.0, 1_000_000.0)] {
+            let got = counts.quantile(fraction) as f64;
+            assert!((got - exact).abs() / exact < 0.0625, "{fraction}: {got}");
+        }
+        assert_eq!(Counts::default().quantile(0.5), 0);
+    }
+}

@@ -1,0 +1,27 @@
+//! Hardware queues: how a request moves through a stack of nodes.
+//!
+//! A [`Queue`] belongs to one thread. It owns every request slot, indexed by tag, and one instance of
+//! every node of a device's stack. Nodes never call each other: they answer with a [`Verdict`], and one
+//! loop carries the request. There is no recursion, allocation, lock, clock or system call here:
+//! [`Ring`] brings time, memory and I/O, and a simulation brings another ring.
+//!
+//! *Invariant:* a tag is in exactly one place: free, moving (inside the loop), held, or parked.
+//! *Invariant:* which nodes exist is not known here.
+
+#![forbid(unsafe_code)]
+
+mod histogram;
+mod node;
+mod probe;
+mod seam;
+mod segments;
+mod stats;
+mod verdict;
+
+pub use histogram::{BUCKETS, Counts, bucket_floor};
+pub use node::{ChildKind, Cx, NoChild, Node, NodeId, Verdict};
+pub use probe::{Event, Point, Probe};
+pub use seam::{FileId, FileOp, IoId, Nanos, Patience, QueueId, Ring, RingFull};
+pub use segments::Segments;
+pub use stats::{OpCounts, QueueStats, Snapshot};
+pub use verdict::{Done, Owner, Queue, QueueConfig, Stack, StackError};

@@ -1,0 +1,228 @@
+//! A node of a stack, and what it may touch.
+
+use crate::segments::{SegmentList, Segments, advance};
+use crate::{FileId, FileOp, IoId, Nanos, Patience, Point, Probe, QueueId, Ring, RingFull};
+use block::{Cookie, Data, Request, Segment, Status, Tag};
+
+/// A node's place in its stack. A parent's number is always below its children's.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct NodeId(pub u8);
+
+impl NodeId {
+    /// The node that requests enter by.
+    pub const TOP: NodeId = NodeId(0);
+
+    pub(crate) const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// What a node wants to happen to a request next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// Hand it, as it now stands, to this child. From `end_io` it is a retry.
+    Down(NodeId),
+    /// It is over at this node: walk back up.
+    Up(Status),
+    /// The kernel, a timer or child requests own it, under its cookie.
+    Held,
+    /// No room now. The tag is parked and offered to this node again, as `submit`, next turn.
+    Busy,
+}
+
+/// One element of a stack: a layer or a backend. An instance belongs to one hardware queue, so to
+/// one thread. State per request lives in the node's own array indexed by tag, made at start-up.
+///
+/// A node that changes the request on the way down restores it before it answers `Up`. The memory
+/// that a request names stays until its `Up`, and not a moment longer.
+pub trait Node<R: Ring> {
+    /// Called once, before anything else: its own number, and how many tags there are (front-end
+    /// requests and children together), for arrays indexed by tag.
+    fn attach(&mut self, id: NodeId, tags: usize) {
+        let _ = (id, tags);
+    }
+
+    /// A request arrives. Its range lies within the device; nothing else is promised.
+    fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict;
+
+    /// The child named in `Down` is done with the request.
+    fn end_io(&mut self, io: Cookie, req: &mut Request, status: Status, cx: &mut Cx<'_, R>) -> Verdict {
+        let _ = (io, req, cx);
+        Verdict::Up(status)
+    }
+
+    /// What the ring carried for a request that we hold is over: bytes moved, or a negative errno.
+    fn reap(&mut self, io: Cookie, req: &mut Request, result: i64, cx: &mut Cx<'_, R>) -> Verdict {
+        let _ = (io, cx);
+        let expected = if req.op.moves_data() { req.len.0 } else { 0 };
+        Verdict::Up(Status::from_result(result, expected))
+    }
+
+    /// A child request that we spawned for a request that we hold is over.
+    fn child_end(
+        &mut self,
+        io: Cookie,
+        req: &mut Request,
+        child: &Request,
+        status: Status,
+        cx: &mut Cx<'_, R>,
+    ) -> Verdict {
+        let _ = (io, req, child, cx);
+        Verdict::Up(status)
+    }
+
+    /// The batch is over: start what was gathered.
+    fn commit(&mut self, cx: &mut Cx<'_, R>) {
+        let _ = cx;
+    }
+
+    /// The request that we hold has taken too long. Best effort: its end still comes, once.
+    fn cancel(&mut self, io: Cookie, cx: &mut Cx<'_, R>) {
+        cx.cancel(io);
+    }
+}
+
+/// How a child request stands to its parent in the device's statistics.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ChildKind {
+    /// A piece of it: the pieces are counted, the parent is not (the kernel counts requests after
+    /// splitting).
+    Piece,
+    /// Made on its behalf, as by a mirror: only the parent is counted.
+    Copy,
+}
+
+/// No child request of this node is spare: answer [`Verdict::Busy`], or wait for a child to end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NoChild;
+
+pub(crate) struct Spawn {
+    pub(crate) tag: Tag,
+    pub(crate) parent: Cookie,
+    pub(crate) node: NodeId,
+    pub(crate) kind: ChildKind,
+    pub(crate) req: Request,
+}
+
+/// What belongs to a queue rather than to a request, and is lent to nodes through [`Cx`].
+pub(crate) struct Common {
+    pub(crate) queue: QueueId,
+    pub(crate) segments: Box<[Segment]>,
+    /// Spare child tags of each node: a layer can never take those that a layer below it needs.
+    pub(crate) spare: Box<[Vec<Tag>]>,
+    pub(crate) spawned: Vec<Spawn>,
+    pub(crate) probe: Option<Box<dyn Probe>>,
+}
+
+/// What a node may touch besides itself and the request.
+pub struct Cx<'a, R> {
+    pub(crate) common: &'a mut Common,
+    pub(crate) node: NodeId,
+    /// Memory, for nodes that look at data.
+    pub ring: &'a mut R,
+}
+
+impl<R: Ring> Cx<'_, R> {
+    /// The time, as of this turn.
+    pub fn now(&self) -> Nanos {
+        self.ring.now()
+    }
+
+    /// Start a child request of `parent`, which must end up held. It ends as the parent's `child_end`.
+    /// Children start after the verdict that follows, in the order they were spawned.
+    ///
+    /// # Errors
+    /// [`NoChild`] when none of those reserved at start-up is spare. Those spawned before stay.
+    pub fn spawn(
+        &mut self,
+        parent: Cookie,
+        node: NodeId,
+        kind: ChildKind,
+        req: Request,
+    ) -> Result<(), NoChild> {
+        let tag = self.common.spare[self.node.index()].pop().ok_or(NoChild)?;
+        self.common.spawned.push(Spawn { tag, parent, node, kind, req });
+        Ok(())
+    }
+
+    /// How many child requests this node has spare.
+    pub fn spare_children(&self) -> usize {
+        self.common.spare[self.node.index()].len()
+    }
+
+    /// The memory that `data` names, `len` bytes in all, piece by piece.
+    pub fn segments(&self, data: Data, len: u64) -> Segments<'_> {
+        Segments::new(&self.common.segments, data, len)
+    }
+
+    /// The part of `data` that starts `skip_bytes` in.
+    pub fn advance(&self, data: Data, skip_bytes: u64) -> Data {
+        advance(&self.common.segments, data, skip_bytes)
+    }
+
+    /// Do an operation on a file here and now, if it need not wait: see [`Ring::try_now`].
+    /// `data` with `len` bytes names the memory.
+    pub fn try_now(
+        &mut self,
+        file: FileId,
+        op: FileOp,
+        data: Data,
+        len: u64,
+        patience: Patience,
+    ) -> Option<i64> {
+        match data {
+            Data::One(segment) => {
+                let segment = Segment { len: len as u32, ..segment };
+                self.ring.try_now(file, op, std::slice::from_ref(&segment), patience)
+            }
+            Data::Run { .. } => {
+                let list = SegmentList::gather(self.segments(data, len));
+                self.ring.try_now(file, op, list.as_slice(), patience)
+            }
+        }
+    }
+
+    /// Start an operation on a file: see [`Ring::start`].
+    ///
+    /// # Errors
+    /// [`RingFull`]: nothing was started.
+    pub fn start(
+        &mut self,
+        io: Cookie,
+        file: FileId,
+        op: FileOp,
+        data: Data,
+        len: u64,
+    ) -> Result<(), RingFull> {
+        let id = IoId { queue: self.common.queue, cookie: io };
+        match data {
+            Data::One(segment) => {
+                let segment = Segment { len: len as u32, ..segment };
+                self.ring.start(id, file, op, std::slice::from_ref(&segment))
+            }
+            Data::Run { .. } => {
+                let list = SegmentList::gather(self.segments(data, len));
+                self.ring.start(id, file, op, list.as_slice())
+            }
+        }
+    }
+
+    /// End the held request `io` with result 0 at that time.
+    pub fn timer(&mut self, io: Cookie, at: Nanos) {
+        self.ring.timer(IoId { queue: self.common.queue, cookie: io }, at);
+    }
+
+    /// Ask the ring to end what it carries for `io`.
+    pub fn cancel(&mut self, io: Cookie) {
+        self.ring.cancel(IoId { queue: self.common.queue, cookie: io });
+    }
+
+    /// Say that a point of a request's life was passed, if anyone listens.
+    #[inline]
+    pub fn probe(&mut self, point: impl FnOnce() -> Point) {
+        if let Some(probe) = &mut self.common.probe {
+            let now = self.ring.now();
+            probe.point(now, point());
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! What a hardware queue counts: the kernel's seventeen `stat` fields with their meanings, and a
+//! latency histogram for each operation. The queue's thread writes with plain stores, anyone reads.
+
+use crate::Nanos;
+use crate::histogram::{Counts, Histogram};
+use block::Op;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+#[derive(Default, Debug)]
+struct OpStats {
+    ios: AtomicU64,
+    bytes: AtomicU64,
+    ticks_ns: AtomicU64,
+    latency: Histogram,
+}
+
+/// The counters of one hardware queue.
+#[derive(Default, Debug)]
+pub struct QueueStats {
+    ops: [OpStats; Op::COUNT],
+    errors: AtomicU64,
+    in_flight: AtomicU64,
+    busy_ns: AtomicU64,
+    /// When it last became busy; 0 while nothing is in flight.
+    busy_since_ns: AtomicU64,
+}
+
+/// A request that is over and not yet counted: latency needs a clock, and that is read once for many.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ended {
+    pub(crate) start: Nanos,
+    pub(crate) len: u64,
+    pub(crate) op: Op,
+    pub(crate) failed: bool,
+}
+
+#[inline]
+fn bump(counter: &AtomicU64, by: u64) {
+    counter.store(counter.load(Relaxed) + by, Relaxed);
+}
+
+impl QueueStats {
+    pub(crate) fn count(&self, ended: &[Ended], now: Nanos) {
+        for end in ended {
+            let op = &self.ops[end.op as usize];
+            let latency = now.since(end.start);
+            bump(&op.ios, 1);
+            bump(&op.bytes, end.len);
+            bump(&op.ticks_ns, latency);
+            op.latency.count(latency);
+            if end.failed {
+                bump(&self.errors, 1);
+            }
+        }
+    }
+
+    /// `in_flight` requests now; called at most once a turn and when the queue stops being empty.
+    pub(crate) fn in_flight(&self, in_flight: usize, now: Nanos) {
+        self.in_flight.store(in_flight as u64, Relaxed);
+        let since = self.busy_since_ns.load(Relaxed);
+        match (since, in_flight) {
+            (0, 0) => {}
+            (0, _) => self.busy_since_ns.store(now.0.max(1), Relaxed),
+            (_, 0) => {
+                bump(&self.busy_ns, now.since(Nanos(since)));
+                self.busy_since_ns.store(0, Relaxed);
+            }
+            _ => {}
+        }
+    }
+
+    /// What was counted so far. `now` is on the ring's clock: it closes the busy time of a queue that
+    /// has requests in flight.
+    pub fn snapshot(&self, now: Nanos) -> Snapshot {
+        let mut snapshot = Snapshot::default();
+        for (into, op) in snapshot.ops.iter_mut().zip(&self.ops) {
+            into.ios = op.ios.load(Relaxed);
+            into.bytes = op.bytes.load(Relaxed);
+            into.ticks_ns = op.ticks_ns.load(Relaxed);
+            op.latency.add_to(&mut into.latency);
+        }
+        snapshot.errors = self.errors.load(Relaxed);
+        snapshot.in_flight = self.in_flight.load(Relaxed);
+        let since = self.busy_since_ns.load(Relaxed);
+        let running = if since == 0 { 0 } else { now.since(Nanos(since)) };
+        snapshot.busy_ns = self.busy_ns.load(Relaxed) + running;
+        snapshot
+    }
+}
+
+/// What was counted for one operation.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct OpCounts {
+    /// Requests ended, with an error or without.
+    pub ios: u64,
+    /// Adjacent requests that were merged into those.
+    pub merges: u64,
+    /// Bytes asked for.
+    pub bytes: u64,
+    /// Sum of their latencies.
+    pub ticks_ns: u64,
+    /// Their latencies, in nanoseconds.
+    pub latency: Counts,
+}
+
+/// What a device, or one of its queues, has counted up to some moment.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Snapshot {
+    /// By [`Op`] number.
+    pub ops: [OpCounts; Op::COUNT],
+    /// Requests that ended with an error.
+    pub errors: u64,
+    /// Requests under way.
+    pub in_flight: u64,
+    /// Time with at least one request under way.
+    pub busy_ns: u64,
+}
+
+impl Snapshot {
+    /// Another queue of the same device added. Busy time is the longest of any queue, not their sum: it
+    /// can then not exceed the time that passed.
+    pub fn add(&mut self, other: &Snapshot) {
+        for (sum, op) in self.ops.iter_mut().zip(&other.ops) {
+            sum.ios += op.ios;
+            sum.merges += op.merges;
+            sum.bytes += op.bytes;
+            sum.ticks_ns += op.ticks_ns;
+            sum.latency.add(&op.latency);
+        }
+        self.errors += other.errors;
+        self.in_flight += other.in_flight;
+        self.busy_ns = self.busy_ns.max(other.busy_ns);
+    }
+
+    /// The seventeen fields of `/sys/block/X/stat`, in its order and units (sectors, milliseconds). As
+    /// there, write zeroes count as writes, and requests that failed count too.
+    pub fn fields(&self) -> [u64; 17] {
+        let group = |ops: &[Op]| {
+            let mut sum = [0; 4];
+            for op in ops.iter().map(|&op| &self.ops[op as usize]) {
+                sum[0] += op.ios;
+                sum[1] += op.merges;
+                sum[2] += op.bytes;
+                sum[3] += op.ticks_ns;
+            }
+            [sum[0], sum[1], sum[2] >> 9, sum[3] / 1_000_000]
+        };
+        let (read, write) = (group(&[Op::Read]), group(&[Op::Write, Op::WriteZeroes]));
+        let (discard, flush) = (group(&[Op::Discard]), group(&[Op::Flush]));
+        let in_queue = [Op::Read, Op::Write, Op::WriteZeroes, Op::Discard, Op::Flush]
+            .iter()
+            .map(|&op| self.ops[op as usize].ticks_ns)
+            .sum::<u64>()
+            / 1_000_000;
+        let mut fields = [0; 17];
+        fields[..4].copy_from_slice(&read);
+        fields[4..8].copy_from_slice(&write);
+        fields[8..11].copy_from_slice(&[self.in_flight, self.busy_ns / 1_000_000, in_queue]);
+        fields[11..15].copy_from_slice(&discard);
+        fields[15..].copy_from_slice(&[flush[0], flush[3]]);
+        fields
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(op: Op, len: u64, start: u64) -> Ended {
+        Ended { start: Nanos(start), len, op, failed: false }
+    }
+
+    #[test]
+    fn the_seventeen_fields_have_the_kernels_order_and_units() {
+        let stats = QueueStats::default();
+        let ms = 1_000_000;
+        stats.in_flight(5, Nanos(10 * ms));
+        stats.count(
+            &[
+                ended(Op::Read, 4096, 10 * ms),
+                ended(Op::Write, 1024, 11 * ms),
+                ended(Op::WriteZeroes, 512, 12 * ms),
+                ended(Op::Discard, 1 << 20, 8 * ms),
+                ended(Op::Flush, 0, 5 * ms),
+            ],
+            Nanos(12 * ms),
+        );
+        stats.in_flight(0, Nanos(12 * ms));
+        let fields = stats.snapshot(Nanos(99 * ms)).fields();
+        assert_eq!(fields, [1, 0, 8, 2, 2, 0, 3, 1, 0, 2, 14, 1, 0, 2048, 4, 1, 7]);
+    }
+
+    #[test]
+    fn busy_time_runs_on_while_something_is_in_flight() {
+        let stats = QueueStats::default();
+        stats.in_flight(1, Nanos(100));
+        stats.in_flight(2, Nanos(150));
+        assert_eq!(stats.snapshot(Nanos(400)).busy_ns, 300);
+        stats.in_flight(0, Nanos(500));
+        assert_eq!(stats.snapshot(Nanos(900)).busy_ns, 400);
+    }
+
+    #[test]
+    fn a_request_that_fails_counts_and_is_counted_as_failed() {
+        let stats = QueueStats::default();
+        stats.count(&[Ended { failed: true, ..ended(Op::Read, 512, 0) }], Nanos(7));
+        let snapshot = stats.snapshot(Nanos(7));
+        assert_eq!((snapshot.fields()[0], snapshot.errors), (1, 1));
+    }
+}

@@ -1,0 +1,497 @@
+//! The verdict loop: one hardware queue.
+//!
+//! Owner: the thread whose ring it is used with. What is here: the slots, the loop that carries
+//! requests from verdict to verdict, children, parking, freezing, timeouts, and counting. What is not:
+//! waiting. The loop that owns ring and queue calls [`Queue::complete`] for what the ring finished,
+//! [`Queue::submit`] for what the front-end brings, then [`Queue::turn`], then takes what is
+//! [`done`](Queue::done), reads the clock and calls [`Queue::account`].
+
+use crate::node::{Common, Spawn};
+use crate::stats::Ended;
+use crate::{ChildKind, Cx, Event, Nanos, Node, NodeId, Point, Probe, QueueId, QueueStats, Ring, Verdict};
+use block::{Cookie, Data, Request, Segment, Status, Tag};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// The most nodes on one request's path.
+const DEPTH_MAX: usize = 8;
+/// Steps down that one carry may take before the request is parked for a turn, so that a retry loop
+/// cannot starve the queue. A stack of depth 8 that retries each of its paths once stays well below.
+const HOPS_MAX: u32 = 64;
+
+/// Whom a front-end's request belongs to: the front-end's own number, handed back when it is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Owner(pub u32);
+
+/// A request that is over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Done {
+    /// Its tag, which is the front-end's to [`release`](Queue::release).
+    pub tag: Tag,
+    /// Whose it was.
+    pub owner: Owner,
+    /// How it ended.
+    pub status: Status,
+}
+
+/// The sizes of a queue.
+#[derive(Clone, Copy, Debug)]
+pub struct QueueConfig {
+    /// Its number among the queues of its thread.
+    pub id: QueueId,
+    /// Front-end requests in flight at most: queue depth, 1…4096.
+    pub depth: u16,
+    /// Segments that one request's data may have: entries of the segment table for each tag.
+    pub segments_per_tag: u16,
+    /// Requests that take longer are cancelled; `None`: never.
+    pub timeout_ns: Option<u64>,
+}
+
+/// What is wrong with a stack.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum StackError {
+    /// There are no nodes, or more than can be numbered.
+    #[error("a stack has 1 to 255 nodes, not {0}")]
+    NodeCount(usize),
+    /// Front-end tags and children together exceed what a tag can number.
+    #[error("queue depth and child requests come to {0}; at most 65536 fit")]
+    Tags(usize),
+}
+
+/// The nodes of a device, top first, with the child requests that each may have under way.
+pub struct Stack<R: Ring> {
+    nodes: Vec<(Box<dyn Node<R>>, u16, bool)>,
+}
+
+impl<R: Ring> Default for Stack<R> {
+    fn default() -> Self {
+        Stack { nodes: Vec::new() }
+    }
+}
+
+impl<R: Ring> Stack<R> {
+    /// Add a node below those there are; its number is how many there were. `children`: how many child
+    /// requests it may have under way at once, all its requests together.
+    pub fn layer(&mut self, node: Box<dyn Node<R>>, children: u16) -> NodeId {
+        self.push(node, children, false)
+    }
+
+    /// Add a node that has no child: the request is *issued* when it gets there.
+    pub fn backend(&mut self, node: Box<dyn Node<R>>) -> NodeId {
+        self.push(node, 0, true)
+    }
+
+    fn push(&mut self, node: Box<dyn Node<R>>, children: u16, leaf: bool) -> NodeId {
+        let id = NodeId(self.nodes.len().min(255) as u8);
+        self.nodes.push((node, children, leaf));
+        id
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Free,
+    Moving,
+    Held,
+    Parked,
+}
+
+#[derive(Clone)]
+struct Slot {
+    req: Request,
+    start: Nanos,
+    /// The request that spawned this one; `None` for the front-end's.
+    parent: Option<Cookie>,
+    generation: u32,
+    owner: Owner,
+    path: [NodeId; DEPTH_MAX],
+    depth: u8,
+    state: State,
+    /// It, or what it was split into, is a request in the statistics' sense.
+    counted: bool,
+    /// It was split: its pieces are counted in its place.
+    replaced: bool,
+    /// Its timeout has passed and its holder was asked to give up.
+    expired: bool,
+}
+
+/// One hardware queue.
+pub struct Queue<R: Ring> {
+    slots: Box<[Slot]>,
+    nodes: Box<[Box<dyn Node<R>>]>,
+    leaf: Box<[bool]>,
+    common: Common,
+    free: Vec<Tag>,
+    parked: VecDeque<Tag>,
+    /// Submitted while frozen, in order.
+    waiting: VecDeque<Tag>,
+    done: Vec<Done>,
+    ended: Vec<Ended>,
+    in_flight: usize,
+    frozen: bool,
+    depth: u16,
+    segments_per_tag: u16,
+    timeout_ns: Option<u64>,
+    stats: Arc<QueueStats>,
+}
+
+impl<R: Ring> Queue<R> {
+    /// A queue over a stack. Everything it will ever need is made here.
+    ///
+    /// # Errors
+    /// [`StackError`] when the numbers do not fit.
+    pub fn new(config: QueueConfig, stack: Stack<R>) -> Result<Self, StackError> {
+        let count = stack.nodes.len();
+        if count == 0 || count > 255 {
+            return Err(StackError::NodeCount(count));
+        }
+        let tags = usize::from(config.depth) + stack.nodes.iter().map(|n| usize::from(n.1)).sum::<usize>();
+        if tags > 1 << 16 {
+            return Err(StackError::Tags(tags));
+        }
+        let slot = Slot {
+            req: Request::flush(),
+            start: Nanos(0),
+            parent: None,
+            generation: 0,
+            owner: Owner(0),
+            path: [NodeId::TOP; DEPTH_MAX],
+            depth: 0,
+            state: State::Free,
+            counted: false,
+            replaced: false,
+            expired: false,
+        };
+        let mut next_child = config.depth;
+        let (mut nodes, mut spare, mut leaf) = (Vec::new(), Vec::new(), Vec::new());
+        for (number, (mut node, children, is_leaf)) in stack.nodes.into_iter().enumerate() {
+            node.attach(NodeId(number as u8), tags);
+            nodes.push(node);
+            leaf.push(is_leaf);
+            spare.push((next_child..next_child + children).rev().map(Tag).collect());
+            next_child += children;
+        }
+        Ok(Queue {
+            slots: vec![slot; tags].into(),
+            nodes: nodes.into(),
+            leaf: leaf.into(),
+            common: Common {
+                queue: config.id,
+                segments: vec![Segment::EMPTY; tags * usize::from(config.segments_per_tag)].into(),
+                spare: spare.into(),
+                spawned: Vec::with_capacity(tags),
+                probe: None,
+            },
+            free: (0..config.depth).rev().map(Tag).collect(),
+            parked: VecDeque::with_capacity(tags),
+            waiting: VecDeque::with_capacity(config.depth.into()),
+            done: Vec::with_capacity(config.depth.into()),
+            ended: Vec::with_capacity(tags),
+            in_flight: 0,
+            frozen: false,
+            depth: config.depth,
+            segments_per_tag: config.segments_per_tag,
+            timeout_ns: config.timeout_ns,
+            stats: Arc::default(),
+        })
+    }
+
+    /// Its number among the queues of its thread.
+    pub fn id(&self) -> QueueId {
+        self.common.queue
+    }
+
+    /// Its counters, for whoever reads them.
+    pub fn stats(&self) -> &Arc<QueueStats> {
+        &self.stats
+    }
+
+    /// Requests of the front-end that are under way or wait for a thaw.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Let someone listen to the life of requests, or nobody.
+    pub fn set_probe(&mut self, probe: Option<Box<dyn Probe>>) {
+        self.common.probe = probe;
+    }
+
+    /// Take a free tag. `None`: the queue is full.
+    #[inline]
+    pub fn tag(&mut self) -> Option<Tag> {
+        self.free.pop()
+    }
+
+    /// Give back a tag that is done, or that was taken and not used.
+    #[inline]
+    pub fn release(&mut self, tag: Tag) {
+        debug_assert!(tag.0 < self.depth && self.slots[tag.index()].state == State::Free);
+        self.free.push(tag);
+    }
+
+    /// The request that a tag last carried, as the front-end submitted it save for data that was lent.
+    #[inline]
+    pub fn request(&self, tag: Tag) -> &Request {
+        &self.slots[tag.index()].req
+    }
+
+    /// Name several segments as one request's data. They stay while the tag is in use. `None` when there
+    /// are more than the queue was made for.
+    pub fn run(&mut self, tag: Tag, segments: &[Segment]) -> Option<Data> {
+        let room = usize::from(self.segments_per_tag);
+        let start = tag.index() * room;
+        match segments {
+            [] => Some(Data::NONE),
+            [one] => Some(Data::One(*one)),
+            _ if segments.len() > room => None,
+            _ => {
+                self.common.segments[start..start + segments.len()].copy_from_slice(segments);
+                Some(Data::Run { start: start as u32, count: segments.len() as u16, skip: 0 })
+            }
+        }
+    }
+
+    /// The memory that a request's data names, piece by piece.
+    pub fn segments(&self, data: Data, len: u64) -> crate::Segments<'_> {
+        crate::Segments::new(&self.common.segments, data, len)
+    }
+
+    /// Start a request under a tag that was taken. Its range must lie within the device.
+    ///
+    /// # Panics
+    /// When the tag is in use: that is our own bug.
+    #[inline]
+    pub fn submit(&mut self, tag: Tag, owner: Owner, req: Request, ring: &mut R) {
+        let slot = &mut self.slots[tag.index()];
+        assert!(slot.state == State::Free, "tag {tag:?} is in use");
+        slot.req = req;
+        slot.owner = owner;
+        slot.start = ring.now();
+        slot.parent = None;
+        slot.counted = true;
+        slot.replaced = false;
+        slot.expired = false;
+        slot.state = State::Moving;
+        if self.in_flight == 0 {
+            self.stats.in_flight(1, slot.start);
+        }
+        self.in_flight += 1;
+        if let Some(probe) = &mut self.common.probe {
+            probe.point(ring.now(), Point::new(tag, &req, Event::Queued));
+        }
+        if self.frozen {
+            slot.state = State::Parked;
+            self.waiting.push_back(tag);
+            return;
+        }
+        self.advance(tag, Verdict::Down(NodeId::TOP), ring);
+    }
+
+    /// What the ring carried under `cookie` is over: bytes moved, or a negative errno.
+    ///
+    /// # Panics
+    /// When the cookie is not that of a held request: an answer came late or twice, and memory may
+    /// already belong to another request.
+    #[inline]
+    pub fn complete(&mut self, cookie: Cookie, result: i64, ring: &mut R) {
+        let slot = &mut self.slots[cookie.tag.index()];
+        assert!(
+            slot.state == State::Held && slot.generation == cookie.generation,
+            "late or double end of {cookie:?}"
+        );
+        slot.state = State::Moving;
+        let holder = slot.path[usize::from(slot.depth) - 1];
+        let mut cx = Cx { common: &mut self.common, node: holder, ring };
+        let verdict = self.nodes[holder.index()].reap(cookie, &mut slot.req, result, &mut cx);
+        self.advance(cookie.tag, verdict, ring);
+    }
+
+    /// The end of a batch: offer what was parked again, once each, and let nodes start what they gathered.
+    pub fn turn(&mut self, ring: &mut R) {
+        for _ in 0..self.parked.len() {
+            let Some(tag) = self.parked.pop_front() else { break };
+            let slot = &mut self.slots[tag.index()];
+            slot.depth -= 1;
+            slot.state = State::Moving;
+            let node = slot.path[usize::from(slot.depth)];
+            self.advance(tag, Verdict::Down(node), ring);
+        }
+        for (number, node) in self.nodes.iter_mut().enumerate() {
+            let mut cx = Cx { common: &mut self.common, node: NodeId(number as u8), ring };
+            node.commit(&mut cx);
+        }
+    }
+
+    /// Requests that are over, each told once.
+    pub fn done(&mut self) -> std::vec::Drain<'_, Done> {
+        self.done.drain(..)
+    }
+
+    /// Whether [`turn`](Queue::turn) has something to offer again.
+    pub fn has_parked(&self) -> bool {
+        !self.parked.is_empty()
+    }
+
+    /// Count what ended since the last call, as having ended `now`.
+    pub fn account(&mut self, now: Nanos) {
+        if !self.ended.is_empty() {
+            self.stats.count(&self.ended, now);
+            self.ended.clear();
+        }
+        self.stats.in_flight(self.in_flight, now);
+    }
+
+    /// Hold back requests from now on. What is under way goes on: see [`is_drained`](Queue::is_drained).
+    pub fn freeze(&mut self) {
+        self.frozen = true;
+    }
+
+    /// Nothing is under way in the stack: it may be swapped, flushed or dropped.
+    pub fn is_drained(&self) -> bool {
+        self.in_flight == self.waiting.len()
+    }
+
+    /// Let go of those that were held back, in order.
+    pub fn thaw(&mut self, ring: &mut R) {
+        self.frozen = false;
+        while let Some(tag) = self.waiting.pop_front() {
+            self.slots[tag.index()].state = State::Moving;
+            self.advance(tag, Verdict::Down(NodeId::TOP), ring);
+        }
+    }
+
+    /// Ask the holders of requests that have taken too long to give up. A tag is freed only when its
+    /// holder says that it is over; the request then ends with [`Status::Timeout`]. Returns how many were
+    /// asked. Scans all slots: call it a few times a second at most.
+    pub fn expire(&mut self, ring: &mut R) -> usize {
+        let Some(timeout_ns) = self.timeout_ns else { return 0 };
+        let now = ring.now();
+        let mut count = 0;
+        for (index, slot) in self.slots.iter_mut().enumerate() {
+            if slot.state != State::Held || slot.expired || now.since(slot.start) < timeout_ns {
+                continue;
+            }
+            slot.expired = true;
+            count += 1;
+            let holder = slot.path[usize::from(slot.depth) - 1];
+            let cookie = Cookie { tag: Tag(index as u16), generation: slot.generation };
+            let mut cx = Cx { common: &mut self.common, node: holder, ring };
+            self.nodes[holder.index()].cancel(cookie, &mut cx);
+        }
+        count
+    }
+
+    /// Carry a request, and the children that it and they start, until each is held, parked or done.
+    #[inline]
+    fn advance(&mut self, tag: Tag, verdict: Verdict, ring: &mut R) {
+        self.carry(tag, verdict, ring);
+        if !self.common.spawned.is_empty() {
+            self.start_children(ring);
+        }
+    }
+
+    fn start_children(&mut self, ring: &mut R) {
+        let mut next = 0;
+        while let Some(&Spawn { tag, parent, node, kind, req }) = self.common.spawned.get(next) {
+            next += 1;
+            let above = &mut self.slots[parent.tag.index()];
+            debug_assert!(above.state == State::Held && above.generation == parent.generation);
+            let (start, counted) = (above.start, above.counted && kind == ChildKind::Piece);
+            above.replaced |= kind == ChildKind::Piece;
+            let slot = &mut self.slots[tag.index()];
+            debug_assert!(slot.state == State::Free);
+            slot.req = req;
+            slot.start = start;
+            slot.parent = Some(parent);
+            slot.counted = counted;
+            slot.replaced = false;
+            slot.expired = false;
+            slot.state = State::Moving;
+            self.carry(tag, Verdict::Down(node), ring);
+        }
+        self.common.spawned.clear();
+    }
+
+    fn carry(&mut self, mut tag: Tag, mut verdict: Verdict, ring: &mut R) {
+        let mut hops = 0;
+        loop {
+            let slot = &mut self.slots[tag.index()];
+            verdict = match verdict {
+                Verdict::Down(node) => {
+                    slot.path[usize::from(slot.depth)] = node;
+                    slot.depth += 1;
+                    hops += 1;
+                    if hops > HOPS_MAX {
+                        Verdict::Busy
+                    } else {
+                        slot.generation = slot.generation.wrapping_add(1);
+                        let io = Cookie { tag, generation: slot.generation };
+                        let leaf = self.common.probe.is_some() && self.leaf[node.index()];
+                        let mut cx = Cx { common: &mut self.common, node, ring };
+                        if leaf {
+                            issue_points(&mut cx, tag, &slot.req);
+                        }
+                        self.nodes[node.index()].submit(io, &mut slot.req, &mut cx)
+                    }
+                }
+                Verdict::Up(status) => {
+                    slot.depth -= 1;
+                    let mut cx = Cx { common: &mut self.common, node: NodeId::TOP, ring };
+                    if cx.common.probe.is_some() && self.leaf[slot.path[usize::from(slot.depth)].index()] {
+                        cx.probe(|| Point::new(tag, &slot.req, Event::Completed { status }));
+                    }
+                    if slot.depth > 0 {
+                        cx.node = slot.path[usize::from(slot.depth) - 1];
+                        let io = Cookie { tag, generation: slot.generation };
+                        self.nodes[cx.node.index()].end_io(io, &mut slot.req, status, &mut cx)
+                    } else {
+                        let status = if slot.expired && !status.is_ok() { Status::Timeout } else { status };
+                        slot.state = State::Free;
+                        if slot.counted && !slot.replaced {
+                            self.ended.push(Ended {
+                                start: slot.start,
+                                len: slot.req.len.0,
+                                op: slot.req.op,
+                                failed: !status.is_ok(),
+                            });
+                        }
+                        let Some(parent) = slot.parent.take() else {
+                            self.in_flight -= 1;
+                            return self.done.push(Done { tag, owner: slot.owner, status });
+                        };
+                        let child = slot.req;
+                        let slot = &mut self.slots[parent.tag.index()];
+                        assert!(
+                            slot.state == State::Held && slot.generation == parent.generation,
+                            "a child outlived its parent {parent:?}"
+                        );
+                        slot.state = State::Moving;
+                        cx.node = slot.path[usize::from(slot.depth) - 1];
+                        cx.common.spare[cx.node.index()].push(tag);
+                        tag = parent.tag;
+                        self.nodes[cx.node.index()].child_end(parent, &mut slot.req, &child, status, &mut cx)
+                    }
+                }
+                Verdict::Held => {
+                    slot.state = State::Held;
+                    return;
+                }
+                Verdict::Busy => {
+                    slot.state = State::Parked;
+                    if let Some(probe) = &mut self.common.probe {
+                        probe.point(ring.now(), Point::new(tag, &slot.req, Event::Requeued));
+                    }
+                    return self.parked.push_back(tag);
+                }
+            };
+        }
+    }
+}
+
+/// A request reaches a backend: to a tracer it is got, inserted and issued in one step.
+#[cold]
+fn issue_points<R: Ring>(cx: &mut Cx<'_, R>, tag: Tag, req: &Request) {
+    for event in [Event::Got, Event::Inserted, Event::Issued] {
+        cx.probe(|| Point::new(tag, req, event));
+    }
+}

@@ -1,0 +1,1 @@
+//! End-to-end tests live under `tests/`; this crate itself holds only what they share.

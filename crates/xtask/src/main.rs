@@ -1,0 +1,3 @@
+//! Chores of the project, run as `./x CHORE`.
+
+fn main() {}
