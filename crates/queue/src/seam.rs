@@ -66,6 +66,14 @@ pub enum FileOp {
         /// How much.
         len: u64,
     },
+    /// `lseek` with `SEEK_HOLE` or `SEEK_DATA`: ends with the offset found; `-ENXIO` past the last data.
+    /// Only for [`Ring::try_now`], which always answers it.
+    Seek {
+        /// Where to start looking.
+        offset: u64,
+        /// Look for a hole rather than for data.
+        hole: bool,
+    },
     /// `posix_fadvise(POSIX_FADV_WILLNEED)`.
     Prefetch {
         /// Where in the file.
@@ -92,6 +100,14 @@ pub struct RingFull;
 pub trait Ring {
     /// The time as of the last look at the clock, which the loop takes once or twice a turn.
     fn now(&self) -> Nanos;
+
+    /// Memory for `len` bytes, at most 32 MiB, page-aligned from 4 KiB on, content unspecified. `None`:
+    /// no more is to be had now. Regions start on a page boundary, so a segment's offset tells its
+    /// alignment.
+    fn allocate(&mut self, len: u32) -> Option<Segment>;
+
+    /// Give back what [`allocate`](Ring::allocate) gave, whole.
+    fn free(&mut self, segment: Segment);
 
     /// The bytes of a segment of the ring's own memory.
     ///
