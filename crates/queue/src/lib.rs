@@ -13,6 +13,7 @@
 mod histogram;
 mod node;
 mod probe;
+mod queues;
 mod seam;
 mod segments;
 mod stats;
@@ -21,6 +22,7 @@ mod verdict;
 pub use histogram::{BUCKETS, Counts, bucket_floor};
 pub use node::{ChildKind, Cx, NoChild, Node, NodeId, Verdict};
 pub use probe::{Event, Point, Probe};
+pub use queues::Queues;
 pub use seam::{FileId, FileOp, IoId, Nanos, Patience, QueueId, Ring, RingFull};
 pub use segments::Segments;
 pub use stats::{OpCounts, QueueStats, Snapshot};

@@ -327,6 +327,12 @@ impl<R: Ring> Queue<R> {
         self.done.drain(..)
     }
 
+    /// The same, all at once: what is over changes place with `into`, which must be empty.
+    pub fn swap_done(&mut self, into: &mut Vec<Done>) {
+        debug_assert!(into.is_empty());
+        std::mem::swap(&mut self.done, into);
+    }
+
     /// Whether [`turn`](Queue::turn) has something to offer again.
     pub fn has_parked(&self) -> bool {
         !self.parked.is_empty()
