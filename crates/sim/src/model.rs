@@ -1,0 +1,236 @@
+//! The sector model: what a device may answer, given what was asked of it and what it acknowledged.
+//!
+//! For every sector it knows the writes that may have decided its content, each with when it began and
+//! ended. A read may return what any of them left, unless a later write that succeeded hid it: one that
+//! began after the other ended, and ended before the read began. A write that failed may or may not have
+//! happened. A discard may leave zeroes or what was there. After a power cut, what hides others is only
+//! what was promised: a FUA write that ended, or a write that ended before a flush began that succeeded.
+//!
+//! Does not do: devices that change by themselves. Times are the model's own count of events.
+
+use crate::pattern::{Content, SECTOR_LEN, read_sector};
+use block::{Flags, Op, Sectors, Status};
+use std::fmt;
+
+/// Under way still.
+const OPEN: u64 = u64::MAX;
+
+/// A write, as one sector sees it.
+#[derive(Clone, Copy, Debug)]
+struct Write {
+    /// The data's version; `None`: zeroes.
+    version: Option<u64>,
+    start: u64,
+    /// [`OPEN`] until it ends.
+    end: u64,
+    /// It succeeded and its content is certain: it hides what was before.
+    hides: bool,
+    /// It was acknowledged with FUA, or survived a power cut.
+    stable: bool,
+}
+
+/// A request that the model watches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ticket {
+    /// When it began: also the version of the data of a write.
+    pub start: u64,
+    op: Op,
+    flags: Flags,
+    first: u64,
+    count: u64,
+}
+
+/// An answer that no right device gives.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Violation {
+    sector: u64,
+    found: Content,
+    allowed: Vec<Option<u64>>,
+    when: &'static str,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sector {} {} holds {:?}; allowed:", self.sector, self.when, self.found)?;
+        for version in &self.allowed {
+            match version {
+                Some(version) => write!(f, " version {version}")?,
+                None => f.write_str(" zeroes")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Violation {}
+
+/// What is known of one device.
+#[derive(Clone, Debug)]
+pub struct Model {
+    sectors: Vec<Vec<Write>>,
+    /// Starts of reads, and questions about extents, that are under way.
+    reads: Vec<u64>,
+    /// The latest start of a flush that succeeded: what ended before is stable.
+    flushed: u64,
+    /// A discard that succeeds leaves zeroes.
+    discard_zeroes: bool,
+    clock: u64,
+}
+
+impl Model {
+    /// A device of so many sectors, all zeroes.
+    pub fn new(sectors: Sectors, discard_zeroes: bool) -> Model {
+        let blank = Write { version: None, start: 0, end: 0, hides: true, stable: true };
+        let sectors = vec![vec![blank]; sectors.0 as usize];
+        Model { sectors, reads: Vec::new(), flushed: 0, discard_zeroes, clock: 1 }
+    }
+
+    /// A request is about to be submitted. The data of a write must be of version [`Ticket::start`].
+    pub fn begin(&mut self, op: Op, flags: Flags, first: Sectors, count: Sectors) -> Ticket {
+        let start = self.tick();
+        let ticket = Ticket { start, op, flags, first: first.0, count: count.0 };
+        if matches!(op, Op::Read | Op::Extents) {
+            self.reads.push(start);
+        }
+        if op.is_write() {
+            let version = (op == Op::Write).then_some(start);
+            let write = Write { version, start, end: OPEN, hides: false, stable: false };
+            self.range(ticket).iter_mut().for_each(|sector| sector.push(write));
+        }
+        ticket
+    }
+
+    /// It ended, and was not a read.
+    pub fn end(&mut self, ticket: Ticket, status: Status) {
+        let end = self.tick();
+        self.reads.retain(|&start| start != ticket.start);
+        if ticket.op == Op::Flush && status.is_ok() {
+            self.flushed = self.flushed.max(ticket.start);
+        }
+        if !ticket.op.is_write() {
+            return;
+        }
+        let certain = ticket.op != Op::Discard || self.discard_zeroes;
+        let hides = status.is_ok() && certain;
+        let stable = hides && ticket.flags.has(Flags::FUA);
+        let (flushed, reads) = (self.flushed, self.reads.iter().copied().min().unwrap_or(OPEN));
+        for sector in self.range(ticket) {
+            if let Some(write) = sector.iter_mut().find(|write| write.start == ticket.start) {
+                *write = Write { end, hides, stable, ..*write };
+            }
+            let hider = |write: &&Write| write.is_stable(flushed) && write.end < reads;
+            let newest = sector.iter().filter(hider).map(|write| write.start).max().unwrap_or(0);
+            sector.retain(|write| write.end >= newest);
+        }
+    }
+
+    /// A read ended. `sectors` is what it returned, in order; not looked at unless it succeeded.
+    ///
+    /// # Errors
+    /// [`Violation`] when a sector holds what it may not.
+    pub fn end_read<'a>(
+        &mut self,
+        ticket: Ticket,
+        status: Status,
+        sectors: impl Iterator<Item = &'a [u8]>,
+    ) -> Result<(), Violation> {
+        self.tick();
+        self.reads.retain(|&start| start != ticket.start);
+        if !status.is_ok() {
+            return Ok(());
+        }
+        let mut count = 0;
+        for (number, bytes) in (ticket.first..).zip(sectors) {
+            self.check(number, bytes, ticket.start, "read by a request")?;
+            count += 1;
+        }
+        assert_eq!(count, ticket.count, "the caller hands over every sector of the read");
+        Ok(())
+    }
+
+    /// Whether a sector may be reported as reading as zeroes to a request that has not been ended yet.
+    pub fn may_be_zero(&self, sector: Sectors, ticket: Ticket) -> bool {
+        self.allowed(sector.0, ticket.start).any(|write| write.version.is_none())
+    }
+
+    /// The power went: what was under way may have happened, and what was not promised may not have.
+    pub fn power_cut(&mut self) {
+        let now = self.tick();
+        self.reads.clear();
+        for sector in &mut self.sectors {
+            let newest = sector
+                .iter()
+                .filter(|w| w.is_stable(self.flushed))
+                .map(|write| write.start)
+                .max()
+                .unwrap_or(0);
+            sector.retain(|write| write.end >= newest);
+            for write in sector {
+                write.stable = write.is_stable(self.flushed);
+                write.hides = write.stable;
+                write.end = write.end.min(now);
+            }
+        }
+    }
+
+    /// After a power cut, a sector was found to hold `bytes`, and nothing else can have: it stays.
+    ///
+    /// # Errors
+    /// [`Violation`] when it may not hold that.
+    pub fn settle(&mut self, sector: Sectors, bytes: &[u8]) -> Result<(), Violation> {
+        let now = self.tick();
+        let version = self.check(sector.0, bytes, now, "after a power cut")?;
+        self.sectors[sector.0 as usize] =
+            vec![Write { version, start: now, end: now, hides: true, stable: true }];
+        Ok(())
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    fn range(&mut self, ticket: Ticket) -> &mut [Vec<Write>] {
+        &mut self.sectors[ticket.first as usize..(ticket.first + ticket.count) as usize]
+    }
+
+    /// The writes that a read which began at `start` and ends now may see.
+    fn allowed(&self, sector: u64, start: u64) -> impl Iterator<Item = &Write> {
+        let writes = &self.sectors[sector as usize];
+        let hiding = writes.iter().filter(move |write| write.hides && write.end < start);
+        let newest = hiding.map(|write| write.start).max().unwrap_or(0);
+        writes.iter().filter(move |write| write.end >= newest)
+    }
+
+    fn check(
+        &self,
+        sector: u64,
+        bytes: &[u8],
+        start: u64,
+        when: &'static str,
+    ) -> Result<Option<u64>, Violation> {
+        assert_eq!(bytes.len(), SECTOR_LEN);
+        let found = read_sector(bytes);
+        let version = match found {
+            Content::Zero => Some(None),
+            Content::Data { sector: meant, version } if meant == sector => Some(Some(version)),
+            _ => None,
+        };
+        match version {
+            Some(version) if self.allowed(sector, start).any(|write| write.version == version) => Ok(version),
+            _ => {
+                let allowed = self.allowed(sector, start).map(|write| write.version).collect();
+                Err(Violation { sector, found, allowed, when })
+            }
+        }
+    }
+}
+
+impl Write {
+    fn is_stable(&self, flushed: u64) -> bool {
+        self.hides && (self.stable || self.end < flushed)
+    }
+}
+
+#[cfg(test)]
+mod tests;

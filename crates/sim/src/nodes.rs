@@ -1,0 +1,160 @@
+//! Nodes for simulated stacks: right ones that make life hard for those beside them.
+//!
+//! Each is as small as its behaviour allows. They are test kit: nothing here is meant to be fast.
+
+mod file;
+mod spawning;
+
+pub use file::PlainFile;
+pub use spawning::{Chop, Mirror};
+
+use crate::Rng;
+use block::{Bytes, Cookie, Op, Request, Status};
+use queue::{Cx, Node, NodeId, Ring, Verdict};
+
+/// Holds requests for a random time before they go down.
+pub struct Delay {
+    child: NodeId,
+    rng: Rng,
+    chance: u32,
+}
+
+impl Delay {
+    /// Delays `chance` in a thousand requests by up to 2 ms.
+    pub fn new(child: NodeId, rng: Rng, chance: u32) -> Delay {
+        Delay { child, rng, chance }
+    }
+}
+
+impl<R: Ring> Node<R> for Delay {
+    fn submit(&mut self, io: Cookie, _: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
+        if !self.rng.chance(self.chance) {
+            return Verdict::Down(self.child);
+        }
+        cx.timer(io, cx.now().after(self.rng.below(2_000_000)));
+        Verdict::Held
+    }
+
+    fn reap(&mut self, _: Cookie, _: &mut Request, result: i64, _: &mut Cx<'_, R>) -> Verdict {
+        match result {
+            0 => Verdict::Down(self.child),
+            _ => Verdict::Up(Status::from_result(result, 0)),
+        }
+    }
+}
+
+/// Has no room, at random, before requests go down and after they come up.
+pub struct Jam {
+    child: NodeId,
+    rng: Rng,
+    chance: u32,
+}
+
+impl Jam {
+    /// Jams `chance` in a thousand times.
+    pub fn new(child: NodeId, rng: Rng, chance: u32) -> Jam {
+        Jam { child, rng, chance }
+    }
+}
+
+impl<R: Ring> Node<R> for Jam {
+    fn submit(&mut self, _: Cookie, _: &mut Request, _: &mut Cx<'_, R>) -> Verdict {
+        if self.rng.chance(self.chance) { Verdict::Busy } else { Verdict::Down(self.child) }
+    }
+
+    fn end_io(&mut self, _: Cookie, _: &mut Request, status: Status, _: &mut Cx<'_, R>) -> Verdict {
+        if self.rng.chance(self.chance / 4) { Verdict::Busy } else { Verdict::Up(status) }
+    }
+}
+
+/// Fails requests at random: before they go down, or after they were done.
+pub struct Flaky {
+    child: NodeId,
+    rng: Rng,
+    chance: u32,
+}
+
+impl Flaky {
+    /// Fails `chance` in a thousand requests on either way.
+    pub fn new(child: NodeId, rng: Rng, chance: u32) -> Flaky {
+        Flaky { child, rng, chance }
+    }
+
+    fn status(&mut self) -> Status {
+        *self.rng.pick(&[Status::IoError, Status::Transport, Status::Medium, Status::Resource, Status::Again])
+    }
+}
+
+impl<R: Ring> Node<R> for Flaky {
+    fn submit(&mut self, _: Cookie, _: &mut Request, _: &mut Cx<'_, R>) -> Verdict {
+        if self.rng.chance(self.chance) { Verdict::Up(self.status()) } else { Verdict::Down(self.child) }
+    }
+
+    fn end_io(&mut self, _: Cookie, _: &mut Request, status: Status, _: &mut Cx<'_, R>) -> Verdict {
+        Verdict::Up(if self.rng.chance(self.chance) { self.status() } else { status })
+    }
+}
+
+/// Sends what failed down again, a few times. Not flushes: what a failed one lost, a second cannot bring.
+pub struct Retry {
+    child: NodeId,
+    times: u32,
+    /// By tag: how often it was sent down again.
+    used: Vec<u32>,
+}
+
+impl Retry {
+    /// Retries each request up to `times` times.
+    pub fn new(child: NodeId, times: u32) -> Retry {
+        Retry { child, times, used: Vec::new() }
+    }
+}
+
+impl<R: Ring> Node<R> for Retry {
+    fn attach(&mut self, _: NodeId, tags: usize) {
+        self.used = vec![0; tags];
+    }
+
+    fn submit(&mut self, io: Cookie, _: &mut Request, _: &mut Cx<'_, R>) -> Verdict {
+        self.used[io.tag.index()] = 0;
+        Verdict::Down(self.child)
+    }
+
+    fn end_io(&mut self, io: Cookie, req: &mut Request, status: Status, _: &mut Cx<'_, R>) -> Verdict {
+        let used = &mut self.used[io.tag.index()];
+        if status.is_ok() || !status.is_path_error() || req.op == Op::Flush || *used == self.times {
+            return Verdict::Up(status);
+        }
+        *used += 1;
+        Verdict::Down(self.child)
+    }
+}
+
+/// Moves every request by a fixed distance on the device below.
+pub struct Shift {
+    child: NodeId,
+    by: Bytes,
+}
+
+impl Shift {
+    /// The first byte of this device is byte `by` of the one below.
+    pub fn new(child: NodeId, by: Bytes) -> Shift {
+        Shift { child, by }
+    }
+}
+
+impl<R: Ring> Node<R> for Shift {
+    fn submit(&mut self, _: Cookie, req: &mut Request, _: &mut Cx<'_, R>) -> Verdict {
+        if req.op != Op::Flush {
+            req.offset = req.offset + self.by;
+        }
+        Verdict::Down(self.child)
+    }
+
+    fn end_io(&mut self, _: Cookie, req: &mut Request, status: Status, _: &mut Cx<'_, R>) -> Verdict {
+        if req.op != Op::Flush {
+            req.offset = req.offset - self.by;
+        }
+        Verdict::Up(status)
+    }
+}

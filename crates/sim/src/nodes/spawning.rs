@@ -1,0 +1,147 @@
+//! Nodes that start children: pieces of a request, and copies of it.
+
+use crate::Rng;
+use block::{Bytes, Cookie, Op, Request, Status, Tag};
+use queue::{ChildKind, Cx, Node, NodeId, Ring, Verdict};
+
+/// What a parent waits for.
+#[derive(Clone, Copy)]
+struct Wait {
+    left: u32,
+    status: Status,
+}
+
+impl Wait {
+    /// One child is over. The parent's verdict: the first error wins.
+    fn child_end(&mut self, status: Status) -> Verdict {
+        if self.status.is_ok() {
+            self.status = status;
+        }
+        self.left -= 1;
+        if self.left == 0 { Verdict::Up(self.status) } else { Verdict::Held }
+    }
+}
+
+/// Cuts reads, writes, discards and write zeroes at random sectors into up to four pieces.
+pub struct Chop {
+    child: NodeId,
+    rng: Rng,
+    wait: Vec<Wait>,
+}
+
+impl Chop {
+    /// The most children that one request has.
+    pub const PIECES: u16 = 4;
+
+    /// A chopper above `child`.
+    pub fn new(child: NodeId, rng: Rng) -> Chop {
+        Chop { child, rng, wait: Vec::new() }
+    }
+}
+
+impl<R: Ring> Node<R> for Chop {
+    fn attach(&mut self, _: NodeId, tags: usize) {
+        self.wait = vec![Wait { left: 0, status: Status::Ok }; tags];
+    }
+
+    fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
+        let sectors = req.len.0 >> 9;
+        let count = self.rng.between(1, u64::from(Self::PIECES)).min(sectors);
+        if count < 2 || !(req.op.moves_data() || req.op.is_write()) {
+            return Verdict::Down(self.child);
+        }
+        if cx.spare_children() < count as usize {
+            return Verdict::Busy;
+        }
+        let (mut from, mut left) = (0, count);
+        while left > 0 {
+            let to = if left == 1 { sectors } else { self.rng.between(from + 1, sectors - left + 1) };
+            let data = if req.op.moves_data() { cx.advance(req.data, from << 9) } else { req.data };
+            let piece =
+                Request { offset: req.offset + Bytes(from << 9), len: Bytes((to - from) << 9), data, ..*req };
+            cx.spawn(io, self.child, ChildKind::Piece, piece).expect("there were enough children");
+            (from, left) = (to, left - 1);
+        }
+        self.wait[io.tag.index()] = Wait { left: count as u32, status: Status::Ok };
+        Verdict::Held
+    }
+
+    fn child_end(
+        &mut self,
+        io: Cookie,
+        _: &mut Request,
+        _: &Request,
+        status: Status,
+        _: &mut Cx<'_, R>,
+    ) -> Verdict {
+        self.wait[io.tag.index()].child_end(status)
+    }
+
+    fn cancel(&mut self, _: Cookie, _: &mut Cx<'_, R>) {}
+}
+
+/// Writes to two children, and reads from either; a read that fails goes to the other.
+pub struct Mirror {
+    children: [NodeId; 2],
+    rng: Rng,
+    wait: Vec<Wait>,
+    /// By tag: the child that a read has yet to try, if any.
+    other: Vec<Option<NodeId>>,
+}
+
+impl Mirror {
+    /// The children that one request has.
+    pub const COPIES: u16 = 2;
+
+    /// A mirror of two.
+    pub fn new(children: [NodeId; 2], rng: Rng) -> Mirror {
+        Mirror { children, rng, wait: Vec::new(), other: Vec::new() }
+    }
+
+    fn take_other(&mut self, tag: Tag) -> Option<NodeId> {
+        self.other[tag.index()].take()
+    }
+}
+
+impl<R: Ring> Node<R> for Mirror {
+    fn attach(&mut self, _: NodeId, tags: usize) {
+        self.wait = vec![Wait { left: 0, status: Status::Ok }; tags];
+        self.other = vec![None; tags];
+    }
+
+    fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
+        if !(req.op.is_write() || req.op == Op::Flush) {
+            let first = self.rng.below(2) as usize;
+            self.other[io.tag.index()] = Some(self.children[1 - first]);
+            return Verdict::Down(self.children[first]);
+        }
+        if cx.spare_children() < usize::from(Self::COPIES) {
+            return Verdict::Busy;
+        }
+        self.wait[io.tag.index()] = Wait { left: u32::from(Self::COPIES), status: Status::Ok };
+        for child in self.children {
+            cx.spawn(io, child, ChildKind::Copy, *req).expect("there were enough children");
+        }
+        Verdict::Held
+    }
+
+    fn end_io(&mut self, io: Cookie, _: &mut Request, status: Status, _: &mut Cx<'_, R>) -> Verdict {
+        match self.take_other(io.tag) {
+            Some(other) if !status.is_ok() && status.is_path_error() => Verdict::Down(other),
+            _ => Verdict::Up(status),
+        }
+    }
+
+    fn child_end(
+        &mut self,
+        io: Cookie,
+        _: &mut Request,
+        _: &Request,
+        status: Status,
+        _: &mut Cx<'_, R>,
+    ) -> Verdict {
+        self.wait[io.tag.index()].child_end(status)
+    }
+
+    fn cancel(&mut self, _: Cookie, _: &mut Cx<'_, R>) {}
+}

@@ -1,0 +1,410 @@
+//! A ring without a kernel: operations take virtual time, end in random order, and go wrong as planned.
+//!
+//! The driving loop hands what [`SimRing::reap`] gives to [`Queue::complete`](queue::Queue::complete) and
+//! moves the clock with [`SimRing::advance`]. An operation takes effect between its start and its end,
+//! possibly in two steps, so memory and disk are looked at late: whoever lets go of either too early is
+//! caught by the arena, or reads what is not there.
+
+use crate::arena::Arena;
+use crate::{Disk, Faults, Rng, Tracer};
+use block::{Cookie, Segment};
+use queue::{FileId, FileOp, IoId, Nanos, Patience, QueueId, Ring, RingFull};
+
+/// More operations under way than this, and the ring is full whatever the plan says.
+const ROOM: usize = 192;
+/// Due at this time: only a cancel ends it.
+const NEVER: Nanos = Nanos(u64::MAX);
+
+#[derive(Clone, Debug)]
+struct FileWork {
+    file: FileId,
+    op: FileOp,
+    data: Vec<Segment>,
+    /// How much of it already took effect.
+    progress: u64,
+    /// What a sync will reach.
+    sync_point: u64,
+    fate: Fate,
+}
+
+/// What will become of an operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fate {
+    /// Moves as much as it can, up to that many bytes.
+    Moves(u64),
+    /// Fails with that errno after so many bytes took effect.
+    Fails { errno: i32, reached: u64 },
+}
+
+#[derive(Clone, Debug)]
+struct Pending {
+    id: IoId,
+    due: Nanos,
+    /// `None`: a timer.
+    work: Option<FileWork>,
+    cancelled: bool,
+}
+
+/// The simulated ring.
+#[derive(Debug)]
+pub struct SimRing {
+    now: Nanos,
+    rng: Rng,
+    faults: Faults,
+    arena: Arena,
+    disks: Vec<Disk>,
+    pending: Vec<Pending>,
+    tracer: Tracer,
+}
+
+impl SimRing {
+    /// A ring whose every choice comes from `rng`.
+    pub fn new(rng: Rng, faults: Faults, tracer: Tracer) -> SimRing {
+        SimRing {
+            now: Nanos(1),
+            rng,
+            faults,
+            arena: Arena::default(),
+            disks: Vec::new(),
+            pending: Vec::new(),
+            tracer,
+        }
+    }
+
+    /// Plug in a disk.
+    pub fn add_disk(&mut self, disk: Disk) -> FileId {
+        self.disks.push(disk);
+        FileId(self.disks.len() as u32 - 1)
+    }
+
+    /// A disk, to look at.
+    pub fn disk(&self, file: FileId) -> &Disk {
+        &self.disks[file.0 as usize]
+    }
+
+    /// What goes wrong from now on.
+    pub fn set_faults(&mut self, faults: Faults) {
+        self.faults = faults;
+    }
+
+    /// Operations and timers under way.
+    pub fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Allocations that were not freed.
+    pub fn memory_in_use(&self) -> usize {
+        self.arena.live()
+    }
+
+    /// End one of the operations that are due, chosen at random: what goes to
+    /// [`Queue::complete`](queue::Queue::complete) of that queue.
+    pub fn reap(&mut self) -> Option<(QueueId, Cookie, i64)> {
+        let ready = self.pending.iter().filter(|pending| pending.due <= self.now).count() as u64;
+        if ready == 0 {
+            return None;
+        }
+        let choice = self.rng.below(ready) as usize;
+        let due = self.pending.iter().enumerate().filter(|(_, pending)| pending.due <= self.now);
+        let index = due.map(|(index, _)| index).nth(choice)?;
+        let mut pending = self.pending.swap_remove(index);
+        let result = match &mut pending.work {
+            _ if pending.cancelled => -i64::from(libc::ECANCELED),
+            Some(work) => self.finish(work),
+            None => 0,
+        };
+        self.unpin(&pending);
+        let IoId { queue, cookie } = pending.id;
+        let args =
+            [("queue", u64::from(queue.0)), ("tag", u64::from(cookie.tag.0)), ("result", result as u64)];
+        self.tracer.note(self.now, "reap", &args);
+        Some((queue, cookie, result))
+    }
+
+    /// Move the clock to when the next operation is due. False when nothing will ever be.
+    pub fn advance(&mut self) -> bool {
+        let next = self.pending.iter().map(|pending| pending.due).min().unwrap_or(NEVER);
+        if next < NEVER {
+            self.now = self.now.max(next);
+        }
+        next < NEVER
+    }
+
+    /// Let time pass.
+    pub fn pass(&mut self, nanos: u64) {
+        self.now = self.now.after(nanos);
+    }
+
+    /// The power goes: what was under way reached the disks in part, unsynced writes survive at random,
+    /// memory and timers are gone. Queues and nodes of before must not be used again.
+    pub fn power_cut(&mut self) {
+        for mut pending in std::mem::take(&mut self.pending) {
+            if let Some(work) = &mut pending.work
+                && !pending.cancelled
+                && self.rng.chance(700)
+            {
+                let reached = self.rng.below(total(&work.data) + 1);
+                let reached = whole_sectors(work.op, reached);
+                self.move_data(work, reached);
+            }
+        }
+        self.disks.iter_mut().for_each(|disk| disk.power_cut(&mut self.rng));
+        self.arena.clear();
+        self.tracer.note(self.now, "power-cut", &[]);
+    }
+
+    fn latency(&mut self) -> u64 {
+        if self.rng.chance(self.faults.slow) {
+            self.rng.between(1_000_000, 500_000_000)
+        } else {
+            self.rng.between(1_000, 200_000)
+        }
+    }
+
+    /// Decide what becomes of an operation.
+    fn fate(&mut self, file: FileId, op: FileOp, data: &[Segment]) -> Fate {
+        let disk = &self.disks[file.0 as usize];
+        let len = total(data);
+        let fails = |errno| Fate::Fails { errno, reached: 0 };
+        if let FileOp::Read { offset } | FileOp::Write { offset, .. } = op {
+            let mask = disk.config().align - 1;
+            let aligned = (offset | len) & mask == 0
+                && data.iter().all(|segment| (segment.offset | u64::from(segment.len)) & mask == 0);
+            if !aligned {
+                return fails(libc::EINVAL);
+            }
+        }
+        if let FileOp::Allocate { mode, .. } = op {
+            let possible = match mode & !libc::FALLOC_FL_KEEP_SIZE {
+                0 => true,
+                libc::FALLOC_FL_PUNCH_HOLE => disk.config().punch && mode & libc::FALLOC_FL_KEEP_SIZE != 0,
+                libc::FALLOC_FL_ZERO_RANGE => disk.config().zero_range,
+                _ => false,
+            };
+            if !possible {
+                return fails(libc::EOPNOTSUPP);
+            }
+        }
+        if let FileOp::Write { offset, .. } = op
+            && !disk.is_allocated(offset, len)
+            && self.rng.chance(self.faults.no_space)
+        {
+            return fails(libc::ENOSPC);
+        }
+        if op == FileOp::Sync {
+            let failed = self.rng.chance(self.faults.sync_error);
+            return if failed { fails(libc::EIO) } else { Fate::Moves(0) };
+        }
+        if self.rng.chance(self.faults.io_error) {
+            let reached = whole_sectors(op, self.rng.below(len + 1));
+            return Fate::Fails { errno: libc::EIO, reached };
+        }
+        if len > 1 && self.rng.chance(self.faults.short) {
+            let align = disk.config().align;
+            let short = whole_sectors(op, self.rng.between(1, len - 1)) & !(align - 1);
+            return Fate::Moves(if short > 0 { short } else { len });
+        }
+        Fate::Moves(len)
+    }
+
+    /// Let an operation on data take effect up to `until` bytes; returns how far it got.
+    fn move_data(&mut self, work: &mut FileWork, until: u64) -> u64 {
+        let (offset, write) = match work.op {
+            FileOp::Read { offset } => (offset, false),
+            FileOp::Write { offset, .. } => (offset, true),
+            _ => return 0,
+        };
+        let disk = &mut self.disks[work.file.0 as usize];
+        let mut done = 0;
+        for segment in &work.data {
+            let (start, end) = (done, (done + u64::from(segment.len)).min(until));
+            if start >= until {
+                break;
+            }
+            let from = work.progress.clamp(start, end);
+            let part = segment.slice((from - start) as u32, (end - from) as u32);
+            done = end;
+            if part.len == 0 {
+                continue;
+            }
+            if write {
+                disk.write(offset + from, self.arena.bytes(part), false);
+            } else {
+                let got = disk.read(offset + from, self.arena.bytes_mut(part)) as u64;
+                if got < u64::from(part.len) {
+                    done = from + got;
+                    break;
+                }
+            }
+        }
+        work.progress = work.progress.max(done);
+        work.progress
+    }
+
+    /// Let an operation take effect, whole or as far as its fate allows: its result.
+    fn finish(&mut self, work: &mut FileWork) -> i64 {
+        let index = work.file.0 as usize;
+        match (work.fate, work.op) {
+            (Fate::Fails { errno, reached }, op) => {
+                let reached = self.move_data(work, reached);
+                let disk = &mut self.disks[index];
+                match op {
+                    FileOp::Sync => disk.fail_sync(work.sync_point, &mut self.rng),
+                    FileOp::Write { offset, durable: true } if reached > 0 => {
+                        disk.fail_durable(offset, reached, &mut self.rng);
+                    }
+                    _ => {}
+                }
+                -i64::from(errno)
+            }
+            (Fate::Moves(len), FileOp::Read { .. }) => self.move_data(work, len) as i64,
+            (Fate::Moves(len), FileOp::Write { offset, durable }) => {
+                let moved = self.move_data(work, len);
+                if durable {
+                    self.disks[index].make_stable(offset, moved);
+                }
+                moved as i64
+            }
+            (_, FileOp::Sync) => {
+                self.disks[index].sync(work.sync_point);
+                0
+            }
+            (_, FileOp::Allocate { mode, offset, len }) => {
+                let disk = &mut self.disks[index];
+                match mode & !libc::FALLOC_FL_KEEP_SIZE {
+                    libc::FALLOC_FL_PUNCH_HOLE => disk.punch(offset, len),
+                    libc::FALLOC_FL_ZERO_RANGE => disk.zero(offset, len),
+                    _ => disk.allocate(offset, len),
+                }
+                0
+            }
+            (_, FileOp::Seek { offset, hole }) => {
+                let found = self.disks[index].seek(offset, hole);
+                found.map_or(-i64::from(libc::ENXIO), |at| at as i64)
+            }
+            (_, FileOp::Prefetch { .. }) => 0,
+        }
+    }
+
+    fn work(&mut self, file: FileId, op: FileOp, data: &[Segment]) -> FileWork {
+        let sync_point = self.disks[file.0 as usize].sync_point();
+        let fate = self.fate(file, op, data);
+        FileWork { file, op, data: data.to_vec(), progress: 0, sync_point, fate }
+    }
+
+    fn unpin(&mut self, pending: &Pending) {
+        let segments = pending.work.iter().flat_map(|work| &work.data);
+        segments.for_each(|&segment| self.arena.pin(segment, false));
+    }
+
+    fn note(&self, what: &'static str, op: FileOp, len: u64, result: i64) {
+        let (name, offset) = match op {
+            FileOp::Read { offset } => (0, offset),
+            FileOp::Write { offset, durable } => (1 + u64::from(durable), offset),
+            FileOp::Sync => (3, 0),
+            FileOp::Allocate { offset, .. } => (4, offset),
+            FileOp::Seek { offset, .. } => (5, offset),
+            FileOp::Prefetch { offset, .. } => (6, offset),
+        };
+        let args = [("fileop", name), ("offset", offset), ("len", len), ("result", result as u64)];
+        self.tracer.note(self.now, what, &args);
+    }
+}
+
+/// The part of the first `len` bytes of a write that ends with a whole sector: disks write sectors whole,
+/// and a torn one would be told from garbage by nobody. Reads are cut anywhere.
+fn whole_sectors(op: FileOp, len: u64) -> u64 {
+    match op {
+        FileOp::Write { offset, .. } => ((offset + len) & !511).saturating_sub(offset),
+        _ => len,
+    }
+}
+
+fn total(data: &[Segment]) -> u64 {
+    data.iter().map(|segment| u64::from(segment.len)).sum()
+}
+
+impl Ring for SimRing {
+    fn now(&self) -> Nanos {
+        self.now
+    }
+
+    fn allocate(&mut self, len: u32) -> Option<Segment> {
+        if self.rng.chance(self.faults.no_memory) {
+            return None;
+        }
+        Some(self.arena.allocate(len, &mut self.rng))
+    }
+
+    fn free(&mut self, segment: Segment) {
+        self.arena.free(segment);
+    }
+
+    fn bytes(&self, segment: Segment) -> &[u8] {
+        self.arena.bytes(segment)
+    }
+
+    fn bytes_mut(&mut self, segment: Segment) -> &mut [u8] {
+        self.arena.bytes_mut(segment)
+    }
+
+    fn try_now(&mut self, file: FileId, op: FileOp, data: &[Segment], patience: Patience) -> Option<i64> {
+        let seek = matches!(op, FileOp::Seek { .. });
+        let moves = matches!(op, FileOp::Read { .. } | FileOp::Write { .. });
+        let refused = patience == Patience::None && !moves || self.rng.chance(self.faults.not_now);
+        if refused && !seek {
+            self.note("not-now", op, total(data), 0);
+            return None;
+        }
+        let mut work = self.work(file, op, data);
+        let result = self.finish(&mut work);
+        self.note("now", op, total(data), result);
+        Some(result)
+    }
+
+    fn start(&mut self, id: IoId, file: FileId, op: FileOp, data: &[Segment]) -> Result<(), RingFull> {
+        assert!(!matches!(op, FileOp::Seek { .. }), "a seek can only be done at once");
+        assert!(self.pending.iter().all(|pending| pending.id != id), "{id:?} is already under way");
+        if self.pending.len() >= ROOM || self.rng.chance(self.faults.ring_full) {
+            self.note("ring-full", op, total(data), 0);
+            return Err(RingFull);
+        }
+        let mut work = self.work(file, op, data);
+        if self.rng.chance(self.faults.again) {
+            work.fate = Fate::Fails { errno: libc::EAGAIN, reached: 0 };
+        }
+        data.iter().for_each(|&segment| self.arena.pin(segment, true));
+        if self.rng.chance(300)
+            && let Fate::Moves(len) = work.fate
+            && len > 0
+        {
+            let early = whole_sectors(op, self.rng.below(len));
+            self.move_data(&mut work, early);
+        }
+        let lost = self.rng.chance(self.faults.lost);
+        let due = if lost { NEVER } else { self.now.after(self.latency()) };
+        self.note("start", op, total(data), 0);
+        self.pending.push(Pending { id, due, work: Some(work), cancelled: false });
+        Ok(())
+    }
+
+    fn timer(&mut self, id: IoId, at: Nanos) {
+        assert!(self.pending.iter().all(|pending| pending.id != id), "{id:?} is already under way");
+        let due = at.after(self.rng.below(50_000));
+        self.pending.push(Pending { id, due, work: None, cancelled: false });
+    }
+
+    fn cancel(&mut self, id: IoId) {
+        let soon = self.now.after(self.rng.below(100_000));
+        let cancel = self.rng.chance(600);
+        let Some(index) = self.pending.iter().position(|pending| pending.id == id) else { return };
+        let pending = &mut self.pending[index];
+        pending.due = pending.due.min(soon);
+        pending.cancelled = cancel;
+        self.tracer.note(self.now, "cancel", &[("tag", u64::from(id.cookie.tag.0))]);
+    }
+}
+
+#[cfg(test)]
+#[path = "ring/tests.rs"]
+mod tests;
