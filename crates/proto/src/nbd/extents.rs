@@ -1,0 +1,207 @@
+//! Block status: how what a backend knows about a range becomes the descriptors of one chunk.
+//!
+//! The rules are those of "`NBD_REPLY_TYPE_BLOCK_STATUS`" and "`NBD_CMD_BLOCK_STATUS`": neighbours
+//! differ where feasible; with `REQ_ONE` there is exactly one descriptor and it ends with the range;
+//! without it only the last may go past; every length is a multiple of the minimum block size. A
+//! block that holds several states is given those that hold for all of it: 0 is always right.
+
+use block::Extent;
+
+use super::export::Session;
+use super::reply::Style;
+use super::request::Request;
+use super::wire::{self, CommandFlags, chunk, put};
+
+/// The longest a 32-bit descriptor gets: a multiple of every minimum block size there can be.
+const COMPACT_MAX: u64 = 0xffff_0000;
+
+/// The range that a client asks about. `len` is at least 1 and within the export.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StatusQuery {
+    /// The number of the metadata context.
+    pub context: u32,
+    /// Where it starts, in bytes.
+    pub offset: u64,
+    /// How long it is, in bytes.
+    pub len: u64,
+    /// One descriptor only, not past the range.
+    pub one: bool,
+}
+
+impl StatusQuery {
+    /// Of `len` bytes as `request` asks.
+    pub fn new(context: u32, request: &Request, len: u64) -> StatusQuery {
+        StatusQuery { context, offset: request.offset, len, one: request.flags.has(CommandFlags::REQ_ONE) }
+    }
+}
+
+/// What a descriptor says of an extent in `base:allocation`.
+pub fn allocation_state(extent: &Extent) -> u32 {
+    let hole = if extent.hole { wire::STATE_HOLE } else { 0 };
+    let zero = if extent.zero { wire::STATE_ZERO } else { 0 };
+    hole | zero
+}
+
+/// Bytes that a reply of `descriptors` takes in this style.
+pub const fn reply_len(style: Style, descriptors: usize) -> usize {
+    let (fixed, each) = layout(style);
+    style.chunk_header_len() + fixed + each * descriptors
+}
+
+/// Payload bytes before the descriptors, and bytes of each. With extended headers the server uses
+/// the 64-bit chunk only, whatever the lengths.
+const fn layout(style: Style) -> (usize, usize) {
+    if matches!(style, Style::Extended) { (8, 16) } else { (4, 8) }
+}
+
+/// Writes the whole reply to `query` to the front of `out`: one chunk, the last, which tells as
+/// much of `extents` as the rules and `out` allow. `extents` follow each other from `query.offset`
+/// on and may fall short of its end or go past it.
+///
+/// `None` when there is nothing to tell: a status MUST have a descriptor, so the answer is an error.
+///
+/// # Panics
+/// When `out` is shorter than [`reply_len`] of one descriptor: the caller's own mistake.
+pub fn put_block_status(
+    out: &mut [u8],
+    session: &Session,
+    to: &Request,
+    query: &StatusQuery,
+    extents: impl IntoIterator<Item = Extent>,
+) -> Option<usize> {
+    let style = session.style;
+    let (fixed, each) = layout(style);
+    let descriptors_at = style.chunk_header_len() + fixed;
+    assert!(out.len() >= descriptors_at + each, "no room for one descriptor");
+    let mut list = Descriptors {
+        out: &mut out[descriptors_at..],
+        wide: style == Style::Extended,
+        longest: if style == Style::Extended { u64::MAX } else { COMPACT_MAX },
+        count: 0,
+        told: 0,
+        last: None,
+        wanted: query.len,
+        // Past the range, but not past the export, nor at all when one is asked for.
+        limit: if query.one { query.len } else { session.size.saturating_sub(query.offset).max(query.len) },
+        max_count: if query.one { 1 } else { usize::MAX },
+    };
+    let unit = u64::from(session.block_sizes.minimum.max(1));
+    collect(&mut list, unit, extents);
+    let (count, bytes) = list.finish()?;
+
+    let len = (fixed + bytes) as u64;
+    let kind = if style == Style::Extended { chunk::BLOCK_STATUS_EXT } else { chunk::BLOCK_STATUS };
+    let at = style.put_chunk_header(out, to, true, kind, len);
+    let at = put(out, at, &query.context.to_be_bytes());
+    if style == Style::Extended {
+        put(out, at, &count.to_be_bytes());
+    }
+    Some(descriptors_at + bytes)
+}
+
+/// Feeds `extents` to the list in whole units.
+fn collect(list: &mut Descriptors<'_>, unit: u64, extents: impl IntoIterator<Item = Extent>) {
+    // The part of a unit that extents have covered so far, and the states that hold for all of it.
+    let (mut partial, mut common) = (0, 0);
+    for extent in extents {
+        let state = allocation_state(&extent);
+        let mut left = extent.len.0;
+        if partial > 0 {
+            let taken = left.min(unit - partial);
+            (partial, common, left) = (partial + taken, common & state, left - taken);
+            if partial < unit {
+                continue;
+            }
+            if !list.push(unit, common) {
+                return;
+            }
+        }
+        (partial, common) = (left % unit, state);
+        if left > partial && !list.push(left - partial, state) {
+            return;
+        }
+    }
+    if partial > 0 && list.is_empty() {
+        // Nobody knows the rest of the only block: 0 may be said of anything.
+        list.push(unit, 0);
+    }
+}
+
+/// Descriptors on their way out. The last one is kept back, as it may still grow.
+struct Descriptors<'a> {
+    out: &'a mut [u8],
+    wide: bool,
+    /// The longest that one descriptor can be.
+    longest: u64,
+    /// Descriptors written to `out`.
+    count: u32,
+    /// Bytes of the range told of, with `last`.
+    told: u64,
+    /// Length and state of the one kept back; empty before the first.
+    last: Option<(u64, u32)>,
+    /// Bytes asked for: once they are told of, no descriptor may follow.
+    wanted: u64,
+    /// Bytes that may be told of.
+    limit: u64,
+    max_count: usize,
+}
+
+impl Descriptors<'_> {
+    const fn is_empty(&self) -> bool {
+        self.last.is_none()
+    }
+
+    fn room(&self) -> bool {
+        let each = if self.wide { 16 } else { 8 };
+        let taken = self.count as usize + 1;
+        taken < self.max_count && self.out.len() >= (taken + 1) * each
+    }
+
+    /// Takes one more stretch; false when no more is wanted.
+    fn push(&mut self, len: u64, state: u32) -> bool {
+        let mut left = len.min(self.limit - self.told);
+        while left > 0 {
+            match &mut self.last {
+                Some((last, same)) if *same == state && *last < self.longest => {
+                    let grown = left.min(self.longest - *last);
+                    *last += grown;
+                    self.told += grown;
+                    left -= grown;
+                }
+                Some(_) => {
+                    if self.told >= self.wanted || !self.room() {
+                        return false;
+                    }
+                    self.write_last();
+                }
+                None => {
+                    let first = left.min(self.longest);
+                    self.last = Some((first, state));
+                    self.told += first;
+                    left -= first;
+                }
+            }
+        }
+        self.told < self.limit
+    }
+
+    fn write_last(&mut self) {
+        let Some((len, state)) = self.last.take() else { return };
+        let at = self.count as usize * if self.wide { 16 } else { 8 };
+        if self.wide {
+            let at = put(self.out, at, &len.to_be_bytes());
+            put(self.out, at, &u64::from(state).to_be_bytes());
+        } else {
+            let at = put(self.out, at, &(len as u32).to_be_bytes());
+            put(self.out, at, &state.to_be_bytes());
+        }
+        self.count += 1;
+    }
+
+    /// How many descriptors there are and their bytes; `None` when there are none.
+    fn finish(mut self) -> Option<(u32, usize)> {
+        self.write_last();
+        let each = if self.wide { 16 } else { 8 };
+        (self.count > 0).then_some((self.count, self.count as usize * each))
+    }
+}

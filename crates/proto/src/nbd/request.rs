@@ -1,0 +1,176 @@
+//! Requests: the header that a client sends, both styles.
+//!
+//! Parsing is of headers only. A request's payload follows it on the wire and is the caller's
+//! business, whatever becomes of the request: `payload_len` bytes, always to be read past.
+
+use super::error::Fatal;
+use super::wire::{self, CommandFlags, put};
+
+/// What a client asks for ("Request types").
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Command {
+    /// Send data.
+    Read,
+    /// Store data.
+    Write,
+    /// End the session; there is no reply.
+    Disc,
+    /// Bring what was written to stable storage.
+    Flush,
+    /// The range is no longer needed.
+    Trim,
+    /// The range will be needed.
+    Cache,
+    /// Make the range read as zeroes.
+    WriteZeroes,
+    /// Describe the range.
+    BlockStatus,
+    /// None that is known.
+    Other(u16),
+}
+
+impl Command {
+    /// From the wire.
+    pub const fn from_code(code: u16) -> Command {
+        match code {
+            0 => Command::Read,
+            1 => Command::Write,
+            2 => Command::Disc,
+            3 => Command::Flush,
+            4 => Command::Trim,
+            5 => Command::Cache,
+            6 => Command::WriteZeroes,
+            7 => Command::BlockStatus,
+            other => Command::Other(other),
+        }
+    }
+
+    /// The number on the wire.
+    pub const fn code(self) -> u16 {
+        match self {
+            Command::Read => 0,
+            Command::Write => 1,
+            Command::Disc => 2,
+            Command::Flush => 3,
+            Command::Trim => 4,
+            Command::Cache => 5,
+            Command::WriteZeroes => 6,
+            Command::BlockStatus => 7,
+            Command::Other(code) => code,
+        }
+    }
+}
+
+/// A request's header. Plain data; nothing in it has been checked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Request {
+    /// What is asked for.
+    pub command: Command,
+    /// How.
+    pub flags: CommandFlags,
+    /// The client's name for it, repeated in every reply.
+    pub cookie: u64,
+    /// Where it starts on the export, in bytes.
+    pub offset: u64,
+    /// The header's length field: of the range, or of the payload, or (write) of both.
+    pub len: u64,
+    /// Bytes that follow the header on the wire, to be read past even when the request is refused.
+    pub payload_len: u64,
+}
+
+/// Bytes of a request's header.
+pub const fn header_len(extended: bool) -> usize {
+    if extended { wire::EXTENDED_REQUEST_LEN } else { wire::REQUEST_LEN }
+}
+
+/// Reads the header at the front of `bytes`: the request and the header's length, or `None` when it
+/// is not whole yet.
+///
+/// "Request message": a compact request has a payload if it is a write; an extended one if
+/// `PAYLOAD_LEN` is set. A wrong magic is noticed as soon as its four bytes are there.
+///
+/// # Errors
+/// [`Fatal::BadMagic`]: the stream has no meaning any more.
+#[inline]
+pub fn parse(bytes: &[u8], extended: bool) -> Result<Option<(Request, usize)>, Fatal> {
+    let expected = if extended { wire::EXTENDED_REQUEST_MAGIC } else { wire::REQUEST_MAGIC };
+    let Some(found) = wire::u32_at(bytes, 0) else { return Ok(None) };
+    if found != expected {
+        return Err(Fatal::BadMagic { found: found.into(), expected: expected.into() });
+    }
+    Ok(if extended { parse_extended(bytes) } else { parse_compact(bytes) })
+}
+
+#[inline]
+fn parse_compact(bytes: &[u8]) -> Option<(Request, usize)> {
+    let header: &[u8; wire::REQUEST_LEN] = bytes.first_chunk()?;
+    let (flags, command, cookie, offset) = parse_common(header)?;
+    let len = u64::from(wire::u32_at(header, 24)?);
+    let payload_len = if command == Command::Write { len } else { 0 };
+    Some((Request { command, flags, cookie, offset, len, payload_len }, wire::REQUEST_LEN))
+}
+
+#[inline]
+fn parse_extended(bytes: &[u8]) -> Option<(Request, usize)> {
+    let header: &[u8; wire::EXTENDED_REQUEST_LEN] = bytes.first_chunk()?;
+    let (flags, command, cookie, offset) = parse_common(header)?;
+    let len = wire::u64_at(header, 24)?;
+    let payload_len = if flags.has(CommandFlags::PAYLOAD_LEN) { len } else { 0 };
+    Some((Request { command, flags, cookie, offset, len, payload_len }, wire::EXTENDED_REQUEST_LEN))
+}
+
+/// The fields that both styles have in the same place.
+#[inline]
+fn parse_common(header: &[u8]) -> Option<(CommandFlags, Command, u64, u64)> {
+    Some((
+        CommandFlags(wire::u16_at(header, 4)?),
+        Command::from_code(wire::u16_at(header, 6)?),
+        wire::u64_at(header, 8)?,
+        wire::u64_at(header, 16)?,
+    ))
+}
+
+impl Request {
+    /// A request without payload. The client's half builds and then encodes these.
+    pub const fn new(command: Command, cookie: u64, offset: u64, len: u64) -> Request {
+        Request { command, flags: CommandFlags::NONE, cookie, offset, len, payload_len: 0 }
+    }
+
+    /// A write whose `len` bytes of data follow it.
+    pub const fn write(cookie: u64, offset: u64, len: u64) -> Request {
+        let flags = CommandFlags::NONE;
+        Request { command: Command::Write, flags, cookie, offset, len, payload_len: len }
+    }
+
+    /// The same with these flags as well.
+    #[must_use]
+    pub const fn with_flags(self, flags: CommandFlags) -> Request {
+        Request { flags: self.flags.with(flags), ..self }
+    }
+
+    /// Writes the header to the front of `out` and answers its length. With extended headers a
+    /// request with a payload gets `PAYLOAD_LEN`, as "Request message" demands.
+    ///
+    /// # Panics
+    /// When `out` is shorter than [`header_len`], or `len` does not fit a compact header: both are
+    /// the caller's own mistakes.
+    pub fn put(&self, out: &mut [u8], extended: bool) -> usize {
+        let has_payload = extended && self.payload_len > 0;
+        let flags = self.flags.with_if(has_payload, CommandFlags::PAYLOAD_LEN);
+        let magic = if extended { wire::EXTENDED_REQUEST_MAGIC } else { wire::REQUEST_MAGIC };
+        put(out, 0, &magic.to_be_bytes());
+        put(out, 4, &flags.0.to_be_bytes());
+        put(out, 6, &self.command.code().to_be_bytes());
+        put(out, 8, &self.cookie.to_be_bytes());
+        put(out, 16, &self.offset.to_be_bytes());
+        if extended {
+            put(out, 24, &self.len.to_be_bytes())
+        } else {
+            let len = u32::try_from(self.len).expect("a compact request is shorter than 4 GiB");
+            put(out, 24, &len.to_be_bytes())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

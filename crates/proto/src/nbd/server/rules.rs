@@ -1,0 +1,258 @@
+//! What a server does with a request: the rules of the transmission phase, as one pure function.
+//!
+//! The order of the rules is part of the answer: what makes the stream meaningless comes first,
+//! then flags, the command, write protection, bounds, alignment, length. A refused request's payload
+//! is read past before the reply goes out.
+
+use block::{Bytes, Flags, Op};
+
+use super::super::error::{Fatal, NbdError};
+use super::super::export::Session;
+use super::super::extents::StatusQuery;
+use super::super::request::{Command, Request};
+use super::super::wire::{self, CommandFlags, TransmissionFlags};
+
+/// What the block layer is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Order {
+    /// What to do.
+    pub op: Op,
+    /// How.
+    pub flags: Flags,
+    /// Where it starts.
+    pub offset: Bytes,
+    /// How long it is: at least 1, except for a flush.
+    pub len: Bytes,
+}
+
+/// What becomes of a request that follows the rules.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Accepted {
+    /// Carry it out.
+    Submit(Order),
+    /// It is about no bytes at all: it is done, successfully.
+    Empty,
+    /// Answer with the state of a range.
+    Status(StatusQuery),
+    /// Read the payload and give it to [`status_query`].
+    StatusPayload,
+    /// Finish what is in flight and close; there is no reply.
+    Disconnect,
+}
+
+/// What becomes of a request that does not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refused {
+    /// Read past its payload and answer with this error.
+    Reply(NbdError),
+    /// Drop the connection.
+    Drop(Fatal),
+}
+
+impl From<NbdError> for Refused {
+    fn from(error: NbdError) -> Refused {
+        Refused::Reply(error)
+    }
+}
+
+/// What to do with `request`.
+///
+/// # Errors
+/// [`Refused`], with the error that the protocol document names for the case.
+#[inline]
+pub fn check(session: &Session, request: &Request) -> Result<Accepted, Refused> {
+    if request.payload_len > 0 {
+        check_payload(session, request)?;
+    }
+    if request.command == Command::Disc {
+        // "`NBD_CMD_DISC`": the client MUST send nothing after it, so nothing else matters.
+        return Ok(Accepted::Disconnect);
+    }
+    check_flags(session, request)?;
+    match request.command {
+        Command::Read => {
+            check_range(session, request, request.len, NbdError::Invalid)?;
+            check_length(session, request)?;
+            Ok(submit(Op::Read, request))
+        }
+        Command::Write => {
+            check_writable(session)?;
+            check_range(session, request, request.len, NbdError::NoSpace)?;
+            check_length(session, request)?;
+            Ok(submit(Op::Write, request))
+        }
+        Command::Flush => {
+            need(session, TransmissionFlags::SEND_FLUSH)?;
+            // "`NBD_CMD_FLUSH`": length and offset are reserved and MUST be 0.
+            if request.offset != 0 || request.len != 0 {
+                return Err(NbdError::Invalid.into());
+            }
+            let (flags, offset, len) = (Flags::NONE, Bytes::ZERO, Bytes::ZERO);
+            Ok(Accepted::Submit(Order { op: Op::Flush, flags, offset, len }))
+        }
+        Command::Trim => {
+            check_writable(session)?;
+            need(session, TransmissionFlags::SEND_TRIM)?;
+            check_range(session, request, request.len, NbdError::NoSpace)?;
+            Ok(submit(Op::Discard, request))
+        }
+        Command::Cache => {
+            need(session, TransmissionFlags::SEND_CACHE)?;
+            check_range(session, request, request.len, NbdError::Invalid)?;
+            Ok(submit(Op::Prefetch, request))
+        }
+        Command::WriteZeroes => {
+            check_writable(session)?;
+            need(session, TransmissionFlags::SEND_WRITE_ZEROES)?;
+            check_range(session, request, request.len, NbdError::NoSpace)?;
+            Ok(submit(Op::WriteZeroes, request))
+        }
+        Command::BlockStatus => check_block_status(session, request),
+        // "Error values": SHOULD be EINVAL for a command that is not known.
+        Command::Disc | Command::Other(_) => Err(NbdError::Invalid.into()),
+    }
+}
+
+/// The order that an accepted request stands for, or nothing when it has no length: the behaviour
+/// is unspecified, "although the server SHOULD NOT disconnect"; it succeeds.
+#[inline]
+fn submit(op: Op, request: &Request) -> Accepted {
+    if request.len == 0 {
+        return Accepted::Empty;
+    }
+    let mut flags = Flags::NONE;
+    // "Command flags": FUA is valid with every command and means nothing to those that do not write.
+    if request.flags.has(CommandFlags::FUA) && op.is_write() {
+        flags = flags.with(Flags::FUA);
+    }
+    if request.flags.has(CommandFlags::NO_HOLE) {
+        flags = flags.with(Flags::NO_UNMAP);
+    }
+    if request.flags.has(CommandFlags::FAST_ZERO) {
+        flags = flags.with(Flags::FAST_ZERO);
+    }
+    Accepted::Submit(Order { op, flags, offset: Bytes(request.offset), len: Bytes(request.len) })
+}
+
+/// "Request message": with extended headers a server SHOULD disconnect when a payload is longer than
+/// the advertised maximum. "Block size constraints": otherwise one of up to 32 MiB SHOULD NOT be
+/// taken for an attack, even above the maximum.
+fn check_payload(session: &Session, request: &Request) -> Result<(), Refused> {
+    let maximum = session.block_sizes.maximum;
+    let limit = if session.extended() { maximum } else { maximum.max(wire::PORTABLE_PAYLOAD) };
+    if request.payload_len > u64::from(limit) {
+        let (len, limit) = (request.payload_len, limit.into());
+        return Err(Refused::Drop(Fatal::PayloadTooLong { len, limit }));
+    }
+    Ok(())
+}
+
+/// "Error values": SHOULD be EINVAL for a flag that is not known, or is not documented for the
+/// command; "Command flags": nor negotiated.
+#[inline]
+fn check_flags(session: &Session, request: &Request) -> Result<(), NbdError> {
+    let flags = session.flags;
+    let fua = CommandFlags::NONE.with_if(flags.has(TransmissionFlags::SEND_FUA), CommandFlags::FUA);
+    let allowed = match request.command {
+        Command::Read => {
+            fua.with_if(session.structured() && flags.has(TransmissionFlags::SEND_DF), CommandFlags::DF)
+        }
+        Command::Write => fua.with_if(session.extended(), CommandFlags::PAYLOAD_LEN),
+        Command::WriteZeroes => fua
+            .with(CommandFlags::NO_HOLE)
+            .with_if(flags.has(TransmissionFlags::SEND_FAST_ZERO), CommandFlags::FAST_ZERO),
+        Command::BlockStatus => fua.with(CommandFlags::REQ_ONE).with_if(
+            session.extended() && flags.has(TransmissionFlags::BLOCK_STATUS_PAYLOAD),
+            CommandFlags::PAYLOAD_LEN,
+        ),
+        Command::Flush | Command::Trim | Command::Cache | Command::Disc | Command::Other(_) => fua,
+    };
+    if !request.flags.without(allowed).is_empty() {
+        return Err(NbdError::Invalid);
+    }
+    // "Request message": a write MUST have PAYLOAD_LEN with extended headers.
+    if request.command == Command::Write
+        && session.extended()
+        && !request.flags.has(CommandFlags::PAYLOAD_LEN)
+    {
+        return Err(NbdError::Invalid);
+    }
+    Ok(())
+}
+
+/// "Error values": SHOULD be EPERM for what writes to a read-only export.
+#[inline]
+fn check_writable(session: &Session) -> Result<(), NbdError> {
+    if session.flags.has(TransmissionFlags::READ_ONLY) { Err(NbdError::Perm) } else { Ok(()) }
+}
+
+/// "Request types": a client MUST NOT send what was not offered. Some are known to send `CACHE`
+/// nevertheless; they bear an error.
+#[inline]
+fn need(session: &Session, flag: TransmissionFlags) -> Result<(), NbdError> {
+    if session.flags.has(flag) { Ok(()) } else { Err(NbdError::Invalid) }
+}
+
+/// The range lies within the export, else `past_end` (ENOSPC for what writes, EINVAL for the rest:
+/// "Error values"), and "Block size constraints": SHOULD be EINVAL when it is not aligned.
+#[inline]
+fn check_range(session: &Session, request: &Request, len: u64, past_end: NbdError) -> Result<(), NbdError> {
+    match request.offset.checked_add(len) {
+        Some(end) if end <= session.size => {}
+        _ => return Err(past_end),
+    }
+    let below_minimum = u64::from(session.block_sizes.minimum.max(1)) - 1;
+    if (request.offset | len) & below_minimum != 0 {
+        return Err(NbdError::Invalid);
+    }
+    Ok(())
+}
+
+/// "Block size constraints": SHOULD be EINVAL for data longer than the maximum; "`NBD_CMD_READ`":
+/// EOVERFLOW when that is because it must not be fragmented.
+#[inline]
+fn check_length(session: &Session, request: &Request) -> Result<(), NbdError> {
+    if request.len <= u64::from(session.block_sizes.maximum) {
+        return Ok(());
+    }
+    Err(if request.flags.has(CommandFlags::DF) { NbdError::Overflow } else { NbdError::Invalid })
+}
+
+/// Bytes of a status payload that names our one context: the range's length and a number.
+const STATUS_PAYLOAD_LEN: u64 = 12;
+
+fn check_block_status(session: &Session, request: &Request) -> Result<Accepted, Refused> {
+    // "Metadata querying": SHOULD be EINVAL without a context.
+    let context = session.base_allocation.ok_or(NbdError::Invalid)?;
+    if request.flags.has(CommandFlags::PAYLOAD_LEN) {
+        // There is one context, so any other length has none, the same twice, or another.
+        if request.payload_len != STATUS_PAYLOAD_LEN {
+            return Err(NbdError::Invalid.into());
+        }
+        return Ok(Accepted::StatusPayload);
+    }
+    query(session, context, request, request.len).map(Accepted::Status).map_err(Refused::from)
+}
+
+/// A status MUST have a descriptor and a descriptor a length, so a query of no length is refused.
+fn query(session: &Session, context: u32, request: &Request, len: u64) -> Result<StatusQuery, NbdError> {
+    check_range(session, request, len, NbdError::Invalid)?;
+    if len == 0 {
+        return Err(NbdError::Invalid);
+    }
+    Ok(StatusQuery::new(context, request, len))
+}
+
+/// The query that the payload of a block status request asks for ("`NBD_CMD_BLOCK_STATUS`").
+///
+/// # Errors
+/// EINVAL MUST answer a context that was not selected or comes twice, once the payload is consumed.
+pub fn status_query(session: &Session, request: &Request, payload: &[u8]) -> Result<StatusQuery, NbdError> {
+    let selected = session.base_allocation.ok_or(NbdError::Invalid)?;
+    let len = wire::u64_at(payload, 0).ok_or(NbdError::Invalid)?;
+    let context = wire::u32_at(payload, 8).ok_or(NbdError::Invalid)?;
+    if payload.len() as u64 != STATUS_PAYLOAD_LEN || context != selected {
+        return Err(NbdError::Invalid);
+    }
+    query(session, context, request, len)
+}
