@@ -1,0 +1,321 @@
+//! Chores that run other programs: `check`, `test`, `fuzz`, `soak`.
+//!
+//! A chore is a list of steps; each prints its command first, and the first that fails ends the chore. What ran is
+//! counted over all runners, so that the last line says `N passed, N failed`. Nothing is skipped quietly: a step that
+//! cannot run fails.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+
+/// The seed of the simulation in `./x test`, so that two runs of one commit do the same.
+/// A fresh one follows in the same chore.
+const FIXED_SEED: u64 = 2026;
+
+/// What passed and what failed, over all runners.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Tally {
+    /// Tests and steps that did what they should.
+    pub passed: u64,
+    /// Those that did not.
+    pub failed: u64,
+    /// Tests that their runner left out, by its own count.
+    pub ignored: u64,
+}
+
+impl Tally {
+    /// Adds a line of a test runner's output, if it is a summary: `test result: ok. 5 passed; 0 failed; 1 ignored; …`.
+    /// True if it was one.
+    pub fn add_line(&mut self, line: &str) -> bool {
+        let Some((_, counts)) = line.strip_prefix("test result: ").and_then(|rest| rest.split_once(". "))
+        else {
+            return false;
+        };
+        for part in counts.split(';') {
+            let mut words = part.split_whitespace();
+            let Some(count) = words.next().and_then(|word| word.parse::<u64>().ok()) else { continue };
+            match words.next() {
+                Some("passed") => self.passed += count,
+                Some("failed") => self.failed += count,
+                Some("ignored") => self.ignored += count,
+                _ => {}
+            }
+        }
+        true
+    }
+}
+
+/// A chore under way.
+struct Chore<'a> {
+    root: &'a Path,
+    output: Box<dyn Write>,
+    tally: Tally,
+    started: Instant,
+}
+
+impl<'a> Chore<'a> {
+    fn begin(root: &'a Path) -> Self {
+        Self::begin_into(root, Box::new(std::io::stdout()))
+    }
+
+    fn begin_into(root: &'a Path, output: Box<dyn Write>) -> Self {
+        Self { root, output, tally: Tally::default(), started: Instant::now() }
+    }
+
+    /// Runs one command line with `environment` added; counts its tests, or itself where it has none.
+    fn step(&mut self, command: &[&str], environment: &[(&str, &str)]) -> bool {
+        let set: String = environment.iter().map(|(name, value)| format!("{name}={value} ")).collect();
+        self.announce(&format!("{set}{}", command.join(" ")));
+        let before = self.tally;
+        let ok = match run(self.root, command, environment, &mut self.output, &mut self.tally) {
+            Ok(ok) => ok,
+            Err(error) => {
+                eprintln!("starting {} failed: {error}", command[0]);
+                false
+            }
+        };
+        match (self.tally == before, ok) {
+            (true, true) => self.tally.passed += 1,
+            (true, false) => self.tally.failed += 1,
+            // A runner that dies after its summaries, or fails to build one of its programs, has failed too.
+            (false, false) if self.tally.failed == before.failed => self.tally.failed += 1,
+            (false, _) => {}
+        }
+        ok
+    }
+
+    /// A lost terminal must not end a chore, so failing to print is let go.
+    fn announce(&mut self, step: &str) {
+        let _ = writeln!(self.output, "\n=== {:3} s: {step}", self.started.elapsed().as_secs());
+    }
+
+    fn tidy(&mut self) -> bool {
+        self.announce("tidy");
+        let ok = crate::tidy::report(self.root);
+        if ok {
+            self.tally.passed += 1;
+        } else {
+            self.tally.failed += 1;
+        }
+        ok
+    }
+
+    /// The last line. `done` is what the steps came to.
+    fn end(mut self, done: bool) -> bool {
+        let Tally { passed, failed, ignored } = self.tally;
+        let left_out = if ignored == 0 { String::new() } else { format!(" ({ignored} ignored)") };
+        let _ = writeln!(self.output, "\n{} s{left_out}", self.started.elapsed().as_secs());
+        let _ = writeln!(self.output, "{passed} passed, {failed} failed");
+        done && failed == 0
+    }
+}
+
+/// Runs `command` in `root`, passing its output on line by line while counting; true if it ended with status 0.
+fn run(
+    root: &Path,
+    command: &[&str],
+    environment: &[(&str, &str)],
+    output: &mut dyn Write,
+    tally: &mut Tally,
+) -> std::io::Result<bool> {
+    let mut child = Command::new(command[0])
+        .args(&command[1..])
+        .envs(environment.iter().copied())
+        .current_dir(root)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    if let Some(stdout) = child.stdout.take() {
+        let mut reader = BufReader::new(stdout);
+        let mut line = Vec::new();
+        while reader.read_until(b'\n', &mut line)? > 0 {
+            output.write_all(&line)?;
+            tally.add_line(String::from_utf8_lossy(&line).trim_end());
+            line.clear();
+        }
+    }
+    Ok(child.wait()?.success())
+}
+
+const FORMAT: &[&str] = &["cargo", "fmt", "--all", "--check"];
+const CLIPPY: &[&str] =
+    &["cargo", "clippy", "--quiet", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"];
+
+/// What to run before each commit: under a minute once built.
+pub fn check(root: &Path) -> bool {
+    let mut chore = Chore::begin(root);
+    let unit = ["cargo", "test", "--quiet", "--locked", "--workspace", "--lib", "--bins"];
+    let done = chore.step(FORMAT, &[]) && chore.tidy() && chore.step(CLIPPY, &[]) && chore.step(&unit, &[]);
+    chore.end(done)
+}
+
+/// Everything that CI runs. The tests drive the release binary, named to them by `BLOCKYARD_BIN`; they themselves are
+/// built without optimisation, so that overflow checks and debug assertions are on.
+pub fn test(root: &Path) -> bool {
+    let mut chore = Chore::begin(root);
+    let release =
+        ["cargo", "build", "--locked", "--release", "--package", "blockyard", "--package", "blockyard-bench"];
+    let tests = ["cargo", "test", "--locked", "--workspace", "--no-fail-fast"];
+    let simulation = ["cargo", "test", "--locked", "--package", "blockyard-tests", "--test", "simulation"];
+    let binary = match root.canonicalize() {
+        Ok(root) => root.join("target/release/blockyard").to_string_lossy().into_owned(),
+        Err(error) => {
+            eprintln!("{}: {error}", root.display());
+            return false;
+        }
+    };
+    let (fixed, fresh) = (FIXED_SEED.to_string(), fresh_seed().to_string());
+    let done = chore.step(FORMAT, &[])
+        && chore.tidy()
+        && chore.step(&release, &[])
+        && chore.step(CLIPPY, &[])
+        && chore.step(&tests, &[("BLOCKYARD_BIN", &binary), ("BLOCKYARD_SEED", &fixed)])
+        && chore.step(&simulation, &[("BLOCKYARD_SEED", &fresh)])
+        && chore.step(&["target/release/blockyard-bench", "instructions"], &[]);
+    chore.end(done)
+}
+
+/// A seed that no earlier run had: the time, stirred so that neighbouring runs differ in every bit.
+fn fresh_seed() -> u64 {
+    let time =
+        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
+    // The finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
+    let mut seed = time;
+    seed = (seed ^ (seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    seed = (seed ^ (seed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    seed ^ (seed >> 31)
+}
+
+/// Fuzzes `[TARGET] [SECONDS]`, or every target in turn. Needs cargo-fuzz and a nightly compiler.
+pub fn fuzz(root: &Path, arguments: &[String]) -> bool {
+    let Some((only, seconds)) = fuzz_arguments(arguments) else {
+        eprintln!("fuzz: usage: ./x fuzz [TARGET] [SECONDS]");
+        return false;
+    };
+    if !succeeds(root, &["cargo", "+nightly", "fuzz", "--version"]) {
+        eprintln!(
+            "fuzz: needs a nightly compiler and cargo-fuzz (what to do: rustup toolchain install nightly && cargo install cargo-fuzz)"
+        );
+        return false;
+    }
+    let folder = root.join("fuzz/fuzz_targets");
+    let mut targets: Vec<String> = match std::fs::read_dir(&folder) {
+        Ok(entries) => entries
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str()?.strip_suffix(".rs").map(str::to_owned))
+            .filter(|name| only.as_ref().is_none_or(|only| only == name))
+            .collect(),
+        Err(error) => {
+            eprintln!("fuzz: reading {} failed: {error}", folder.display());
+            return false;
+        }
+    };
+    targets.sort();
+    if targets.is_empty() {
+        eprintln!("fuzz: no such target in {}", folder.display());
+        return false;
+    }
+    let mut chore = Chore::begin(root);
+    let limit = format!("-max_total_time={seconds}");
+    let done = targets
+        .iter()
+        .all(|target| chore.step(&["cargo", "+nightly", "fuzz", "run", target, "--", &limit], &[]));
+    chore.end(done)
+}
+
+fn fuzz_arguments(arguments: &[String]) -> Option<(Option<String>, u64)> {
+    const SECONDS: u64 = 60;
+    match arguments {
+        [] => Some((None, SECONDS)),
+        [one] => Some(one.parse().map_or_else(|_| (Some(one.clone()), SECONDS), |seconds| (None, seconds))),
+        [target, seconds] => Some((Some(target.clone()), seconds.parse().ok()?)),
+        _ => None,
+    }
+}
+
+fn succeeds(root: &Path, command: &[&str]) -> bool {
+    let status = Command::new(command[0])
+        .args(&command[1..])
+        .current_dir(root)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    status.is_ok_and(|status| status.success())
+}
+
+/// Simulates with a fresh seed each round for `[MINUTES]`, optimised but with the debug assertions of a test build.
+pub fn soak(root: &Path, arguments: &[String]) -> bool {
+    let minutes = match arguments {
+        [] => Some(60),
+        [minutes] => minutes.parse::<u64>().ok(),
+        _ => None,
+    };
+    let Some(minutes) = minutes else {
+        eprintln!("soak: usage: ./x soak [MINUTES]");
+        return false;
+    };
+    let mut chore = Chore::begin(root);
+    let simulation = [
+        "cargo",
+        "test",
+        "--quiet",
+        "--locked",
+        "--release",
+        "--package",
+        "blockyard-tests",
+        "--test",
+        "simulation",
+    ];
+    let assertions = ("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
+    // Its own folder, or each change of that flag would rebuild the product's.
+    let folder = ("CARGO_TARGET_DIR", "target/soak");
+    let mut done = true;
+    while done && chore.started.elapsed() < Duration::from_secs(minutes * 60) {
+        let seed = fresh_seed().to_string();
+        done = chore.step(&simulation, &[("BLOCKYARD_SEED", &seed), assertions, folder]);
+    }
+    chore.end(done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn summaries_of_test_runners_add_up() {
+        let mut tally = Tally::default();
+        assert!(tally.add_line("test result: ok. 5 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out"));
+        assert!(
+            tally.add_line("test result: FAILED. 2 passed; 3 failed; 0 ignored; 0 measured; 9 filtered out")
+        );
+        assert_eq!(tally, Tally { passed: 7, failed: 3, ignored: 1 });
+    }
+
+    #[test]
+    fn other_lines_are_not_counted() {
+        let mut tally = Tally::default();
+        assert!(!tally.add_line("test units::tests::five_passed ... ok"));
+        assert_eq!(tally, Tally::default());
+    }
+
+    #[test]
+    fn a_failed_step_fails_the_chore_and_is_counted() {
+        let mut chore = Chore::begin_into(Path::new("."), Box::new(std::io::sink()));
+        assert!(chore.step(&["true"], &[]));
+        assert!(!chore.step(&["false"], &[]));
+        assert!(!chore.step(&["sh", "-c", "echo 'test result: ok. 2 passed; 0 failed;'; exit 1"], &[]));
+        assert!(!chore.step(&["./no-such-program"], &[]));
+        assert_eq!(chore.tally, Tally { passed: 3, failed: 3, ignored: 0 });
+        assert!(!chore.end(true));
+    }
+
+    #[test]
+    fn fuzz_takes_a_target_or_seconds_or_both() {
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(fuzz_arguments(&[]), Some((None, 60)));
+        assert_eq!(fuzz_arguments(&words("5")), Some((None, 5)));
+        assert_eq!(fuzz_arguments(&words("request 5")), Some((Some("request".into()), 5)));
+        assert_eq!(fuzz_arguments(&words("request five")), None);
+    }
+}

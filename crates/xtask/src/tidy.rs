@@ -1,0 +1,273 @@
+//! The rules about the tree itself, held as a test: `./x tidy`, and `tests/tidy.rs` under `cargo test`.
+//!
+//! Each rule is a function from the tree to what breaks it. A rule here is one that a reviewer would otherwise have to
+//! remember: where `unsafe` may live, who may use whom, how long a file gets, which words are left-overs. It reads
+//! files only; it does not compile, and what rustc, clippy and rustfmt already hold is left to them.
+
+use std::fmt;
+use std::path::Path;
+
+/// A file longer than this is two files.
+const FILE_LINES_MAX: usize = 800;
+/// A module header longer than this belongs into ARCHITECTURE.md or an ADR.
+const HEADER_LINES_MAX: usize = 25;
+
+/// Where `unsafe` may be written: a room, and the files in it, by how their path under the room begins.
+/// `ring` is the only door to the kernel; the RAM backend maps its own memory.
+const UNSAFE_ROOMS: &[(&str, &[&str])] = &[("ring", &["src/"]), ("backends", &["src/ram/memory.rs"])];
+
+/// Left-overs, split so that this file does not hold them itself.
+const LEFTOVER_WORDS: &[&str] =
+    &[concat!("TO", "DO"), concat!("FIX", "ME"), concat!("X", "XX"), concat!("HA", "CK")];
+const LEFTOVER_MACROS: &[&str] =
+    &[concat!("dbg", "!("), concat!("todo", "!("), concat!("unimplemented", "!(")];
+/// What only a room that may hold `unsafe` writes: the lint lifted, or the keyword in use.
+const UNSAFE_WORDS: &[&str] = &[
+    concat!("allow(", "unsafe_code)"),
+    concat!("expect(", "unsafe_code)"),
+    concat!("unsafe", " {"),
+    concat!("unsafe", " fn"),
+    concat!("unsafe", " impl"),
+    concat!("unsafe", " extern"),
+    concat!("[unsafe", "("),
+];
+/// Beginnings of paths that exist on one machine only, and hosts that a checkout must not depend on.
+const MACHINE_PATHS: &[&str] = &[
+    concat!("/ho", "me/"),
+    concat!("/ro", "ot/"),
+    concat!("/wo", "rk/"),
+    concat!("/Use", "rs/"),
+    concat!("index.crates", ".io"),
+    concat!("static.crates", ".io"),
+];
+/// The one source that a locked dependency may come from.
+const LOCK_SOURCE: &str = "registry+https://github.com/rust-lang/crates.io-index";
+
+/// A text file of the tree.
+pub struct File {
+    /// Relative to the root, with `/` between the parts.
+    pub path: String,
+    /// All of it.
+    pub text: String,
+}
+
+/// Every text file of the tree.
+pub struct Tree {
+    /// Sorted by path.
+    pub files: Vec<File>,
+}
+
+/// One broken rule.
+pub struct Violation {
+    path: String,
+    line: usize,
+    what: String,
+}
+
+impl Violation {
+    /// At `line` of `path`, counted from 1; `what` says what is wrong and what to do.
+    pub fn new(path: &str, line: usize, what: impl Into<String>) -> Self {
+        Self { path: path.to_owned(), line, what: what.into() }
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}", self.path, self.line, self.what)
+    }
+}
+
+impl Tree {
+    /// Reads every text file under `root` except build output, corpora and what git keeps for itself.
+    pub fn read(root: &Path) -> std::io::Result<Self> {
+        let mut files = Vec::new();
+        read_folder(root, "", &mut files)?;
+        files.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok(Self { files })
+    }
+
+    fn holds(&self, path: &str) -> Option<&File> {
+        self.files.iter().find(|file| file.path == path)
+    }
+}
+
+fn read_folder(folder: &Path, prefix: &str, files: &mut Vec<File>) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let path = format!("{prefix}{name}");
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            if !matches!(name.as_str(), ".git" | "target" | "corpus" | "artifacts") {
+                read_folder(&entry.path(), &format!("{path}/"), files)?;
+            }
+        } else if kind.is_file()
+            && let Ok(text) = String::from_utf8(std::fs::read(entry.path())?)
+        {
+            files.push(File { path, text });
+        }
+    }
+    Ok(())
+}
+
+/// Everything in the tree that breaks a rule.
+pub fn check(tree: &Tree) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for file in &tree.files {
+        if file.path == "Cargo.lock" || file.path.ends_with("/Cargo.lock") {
+            check_lock(file, &mut found);
+            continue;
+        }
+        check_length(file, &mut found);
+        check_lines(file, &mut found);
+        if file.path.ends_with(".rs") {
+            // The tests of a module, split off for their length, stand under that module's header.
+            if !file.path.ends_with("/tests.rs") {
+                check_header(file, &mut found);
+            }
+            check_unsafe(file, &mut found);
+        }
+    }
+    crate::rooms::check(tree, &mut found);
+    crate::rooms::check_document(tree, &mut found);
+    check_decisions(tree, &mut found);
+    check_changelog(tree, &mut found);
+    found
+}
+
+/// Prints what is wrong with the tree at `root`; true if nothing is.
+pub fn report(root: &Path) -> bool {
+    let found = match Tree::read(root) {
+        Ok(tree) => check(&tree),
+        Err(error) => {
+            eprintln!("tidy: reading {} failed: {error}", root.display());
+            return false;
+        }
+    };
+    for violation in &found {
+        eprintln!("tidy: {violation}");
+    }
+    found.is_empty()
+}
+
+fn check_lock(file: &File, found: &mut Vec<Violation>) {
+    for (index, line) in file.text.lines().enumerate() {
+        if let Some(source) = line.strip_prefix("source = ")
+            && source.trim_matches('"') != LOCK_SOURCE
+        {
+            found.push(Violation::new(
+                &file.path,
+                index + 1,
+                "a dependency from somewhere else than crates.io",
+            ));
+        }
+    }
+}
+
+fn check_length(file: &File, found: &mut Vec<Violation>) {
+    let lines = file.text.lines().count();
+    if lines > FILE_LINES_MAX {
+        let what = format!("{lines} lines, more than {FILE_LINES_MAX}: split it by what its parts are about");
+        found.push(Violation::new(&file.path, FILE_LINES_MAX + 1, what));
+    }
+}
+
+fn check_lines(file: &File, found: &mut Vec<Violation>) {
+    for (index, line) in file.text.lines().enumerate() {
+        let mut say = |what: String| found.push(Violation::new(&file.path, index + 1, what));
+        if line.ends_with([' ', '\t', '\r']) {
+            say("blanks at the end of the line".into());
+        }
+        if line.contains('\t') {
+            say("a tab: indent with spaces".into());
+        }
+        for word in LEFTOVER_WORDS.iter().filter(|word| has_word(line, word)) {
+            say(format!("{word}: finish it, or open an issue"));
+        }
+        for call in LEFTOVER_MACROS.iter().filter(|call| line.contains(**call)) {
+            say(format!("{call}…): a left-over"));
+        }
+        for path in MACHINE_PATHS.iter().filter(|path| line.contains(**path)) {
+            say(format!("{path} exists on one machine only"));
+        }
+    }
+}
+
+/// Whether `word` stands in `line` with no letter, digit or underscore beside it.
+fn has_word(line: &str, word: &str) -> bool {
+    let part_of_word = |c: char| c.is_alphanumeric() || c == '_';
+    line.match_indices(word).any(|(at, _)| {
+        !line[..at].ends_with(part_of_word) && !line[at + word.len()..].starts_with(part_of_word)
+    })
+}
+
+fn check_header(file: &File, found: &mut Vec<Violation>) {
+    let header = file.text.lines().take_while(|line| line.starts_with("//!")).count();
+    if header == 0 {
+        found.push(Violation::new(
+            &file.path,
+            1,
+            "no module header: say in //! what it is and what it does not do",
+        ));
+    } else if header > HEADER_LINES_MAX {
+        let what = format!("a header of {header} lines, more than {HEADER_LINES_MAX}");
+        found.push(Violation::new(&file.path, HEADER_LINES_MAX + 1, what));
+    }
+}
+
+fn check_unsafe(file: &File, found: &mut Vec<Violation>) {
+    let mut parts = file.path.strip_prefix("crates/").unwrap_or(&file.path).splitn(2, '/');
+    let (room, inside) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    let allowed = UNSAFE_ROOMS.iter().find(|(name, _)| *name == room).map_or(&[][..], |(_, files)| *files);
+    // A room that is still empty has nothing to forbid.
+    let is_root = (matches!(inside, "src/lib.rs" | "src/main.rs") || inside.starts_with("src/bin/"))
+        && file.text.lines().count() > 3;
+    if is_root {
+        let wanted: &[&str] = match (room, allowed) {
+            ("ring", _) => &[],
+            (_, []) => &["#![forbid(unsafe_code)]"],
+            // With one module exempt, the rest is held by `deny`, which that module alone lifts.
+            _ => &["#![deny(unsafe_code)]", "#![forbid(unsafe_code)]"],
+        };
+        if !wanted.is_empty() && !wanted.iter().any(|line| file.text.lines().any(|text| text == *line)) {
+            found.push(Violation::new(&file.path, 1, format!("a crate root without {}", wanted[0])));
+        }
+    }
+    if allowed.iter().any(|prefix| inside.starts_with(prefix)) {
+        return;
+    }
+    for (index, line) in file.text.lines().enumerate() {
+        let code = line.split("//").next().unwrap_or_default();
+        if UNSAFE_WORDS.iter().any(|words| code.contains(words)) {
+            found.push(Violation::new(&file.path, index + 1, "unsafe outside the rooms that may hold it"));
+        }
+    }
+}
+
+/// Decisions are numbered from 0001 without a gap or a double: `docs/adr/0001-what-was-decided.md`.
+fn check_decisions(tree: &Tree, found: &mut Vec<Violation>) {
+    let mut expected = 1;
+    for file in &tree.files {
+        let Some(name) = file.path.strip_prefix("docs/adr/") else { continue };
+        if name == "README.md" {
+            continue;
+        }
+        let number = name.get(..4).and_then(|digits| digits.parse::<usize>().ok());
+        if number != Some(expected) || name.get(4..5) != Some("-") || !name.ends_with(".md") {
+            found.push(Violation::new(&file.path, 1, format!("expected docs/adr/{expected:04}-….md")));
+        }
+        expected = number.unwrap_or(expected) + 1;
+    }
+}
+
+fn check_changelog(tree: &Tree, found: &mut Vec<Violation>) {
+    let unreleased =
+        |file: &File| file.text.lines().any(|line| matches!(line, "## Unreleased" | "## [Unreleased]"));
+    if !tree.holds("CHANGELOG.md").is_some_and(unreleased) {
+        found.push(Violation::new(
+            "CHANGELOG.md",
+            1,
+            "no '## Unreleased': say there what changed, in the user's words",
+        ));
+    }
+}
