@@ -1,1 +1,5 @@
 //! Topology, device trees, threads, life cycle and the control API.
+
+#![forbid(unsafe_code)]
+
+pub mod spec;

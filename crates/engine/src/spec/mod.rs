@@ -1,0 +1,43 @@
+//! The words in which a user describes devices: stacks, layers, exports, names.
+//!
+//! A description is a text of items separated by commas, `kind:what,key=value,flag`. A comma that
+//! belongs to a path or a value is written twice, as QEMU has it: `file:odd,,name.img,ro`. Every
+//! description is a value that writes itself back as the shortest text that reads as itself.
+//!
+//! Runs on any thread, at start-up. Nothing here opens or looks at a file.
+//!
+//! *Invariant:* what parses is complete and consistent in itself: keys are known, given once, and
+//! fit each other. Whether files exist is `check`'s and `open`'s matter.
+
+mod export;
+mod items;
+mod layer;
+mod name;
+mod stack;
+mod time;
+
+pub use export::{NBD_PORT, NbdAddress, TlsMode, TlsSpec, nbd_uri};
+pub use layer::{LayerKind, LayerSpec};
+pub use name::DeviceName;
+pub use stack::{Direct, FileSpec, IrqMode, NullSpec, RamSpec, SIZE_DEFAULT, StackSpec};
+pub use time::{format_time, parse_time};
+
+/// Why a description is refused, and what to write instead.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{why} ({fix})")]
+pub struct SpecError {
+    /// What is wrong.
+    pub why: String,
+    /// What to do about it.
+    pub fix: String,
+}
+
+impl SpecError {
+    /// An error from its two halves.
+    pub fn new(why: impl Into<String>, fix: impl Into<String>) -> SpecError {
+        SpecError { why: why.into(), fix: fix.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,365 @@
+//! `kind:what,key=value,…`: the backend at the bottom of a stack.
+
+use super::items::{Escaped, Options, split};
+use super::time::{format_time, parse_time};
+use super::{DeviceName, SpecError};
+use block::Bytes;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+/// The size of `null:`, `zero:` and `error:` when none is given: null_blk's default, 250 GiB.
+pub const SIZE_DEFAULT: Bytes = Bytes::gib(250);
+
+/// null_blk's default for its timed completion.
+const COMPLETION_DEFAULT: Duration = Duration::from_micros(10);
+
+/// What holds a device's blocks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum StackSpec {
+    /// A regular file or a block device.
+    File(FileSpec),
+    /// Memory.
+    Ram(RamSpec),
+    /// Requests end, nothing is kept.
+    Null(NullSpec),
+    /// Reads are zeroes, writes vanish. The size.
+    Zero(Bytes),
+    /// Everything fails. The size.
+    Error(Bytes),
+}
+
+/// How a file is opened.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub enum Direct {
+    /// Direct where the file system offers it and it pays, else through the page cache.
+    #[default]
+    Auto,
+    /// `O_DIRECT`, or refuse.
+    On,
+    /// Through the page cache.
+    Off,
+}
+
+/// `file:PATH`.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct FileSpec {
+    /// The file.
+    pub path: PathBuf,
+    /// Whether the page cache is passed by.
+    pub direct: Direct,
+    /// Where in the file the device starts. A multiple of 512.
+    pub offset: Bytes,
+    /// How much of the file the device covers at most.
+    pub sizelimit: Option<Bytes>,
+    /// The logical block in bytes, a power of two in 512..=65536; none: what the file suggests.
+    pub block: Option<u32>,
+    /// Not to be written.
+    pub ro: bool,
+    /// Make the file, of this size, if it is not there. From `size=…,create`.
+    pub create: Option<Bytes>,
+    /// Others may write the file too.
+    pub share: bool,
+}
+
+/// `ram:SIZE`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RamSpec {
+    /// How much.
+    pub size: Bytes,
+    /// The logical block in bytes; none: 512.
+    pub block: Option<u32>,
+    /// Ask the kernel for huge pages.
+    pub hugepages: bool,
+}
+
+/// How `null:` completes, with null_blk's words.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub enum IrqMode {
+    /// At once, within the submission.
+    #[default]
+    None,
+    /// At the next turn of the loop.
+    Softirq,
+    /// After the completion time.
+    Timer,
+}
+
+/// `null:SIZE`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NullSpec {
+    /// The size it claims.
+    pub size: Bytes,
+    /// The logical block in bytes; none: 512.
+    pub block: Option<u32>,
+    /// When requests end.
+    pub irqmode: IrqMode,
+    /// How long after submission, in `timer` mode.
+    pub completion: Duration,
+    /// Keep what is written after all.
+    pub memory_backed: bool,
+}
+
+const DIRECT: [(&str, Direct); 3] = [("auto", Direct::Auto), ("on", Direct::On), ("off", Direct::Off)];
+const IRQMODE: [(&str, IrqMode); 3] =
+    [("none", IrqMode::None), ("softirq", IrqMode::Softirq), ("timer", IrqMode::Timer)];
+const KINDS: &str = "there are file:PATH, ram:SIZE, null:SIZE, zero:SIZE, error:SIZE";
+
+impl FromStr for StackSpec {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<StackSpec, SpecError> {
+        let mut items = split(text).into_iter();
+        let first = items.next().unwrap_or_default();
+        let Some((kind, what)) = first.split_once(':') else {
+            let fix = if first.contains(['/', '.']) {
+                format!("for a file write file:{first}")
+            } else {
+                KINDS.into()
+            };
+            return Err(SpecError::new(format!("\"{first}\" has no kind"), fix));
+        };
+        match kind {
+            "file" => parse_file(what, items).map(StackSpec::File),
+            "ram" => parse_ram(what, items).map(StackSpec::Ram),
+            "null" => parse_null(what, items).map(StackSpec::Null),
+            "zero" => parse_bare("zero", what, items).map(StackSpec::Zero),
+            "error" => parse_bare("error", what, items).map(StackSpec::Error),
+            "nbd" | "rbd" => Err(SpecError::new(format!("{kind}: is not in this build"), KINDS)),
+            _ => Err(SpecError::new(format!("there is no backend \"{kind}\""), KINDS)),
+        }
+    }
+}
+
+fn parse_size(kind: &str, what: &str) -> Result<Bytes, SpecError> {
+    let size: Bytes =
+        what.parse().map_err(|why| SpecError::new(format!("{why}"), format!("for example {kind}:1G")))?;
+    checked_size(kind, size)
+}
+
+fn checked_size(what: &str, size: Bytes) -> Result<Bytes, SpecError> {
+    // Offsets are signed 64-bit numbers to the kernel and to clients.
+    if size == Bytes::ZERO || size.0 > i64::MAX as u64 || !size.is_aligned(512) {
+        return Err(SpecError::new(
+            format!("{what} cannot be {size} bytes"),
+            "use a multiple of 512 between 512 and 8E",
+        ));
+    }
+    Ok(size)
+}
+
+fn size_or_default(kind: &str, what: &str) -> Result<Bytes, SpecError> {
+    if what.is_empty() { Ok(SIZE_DEFAULT) } else { parse_size(kind, what) }
+}
+
+fn block_size(options: &mut Options) -> Result<Option<u32>, SpecError> {
+    let Some(block) = options.value::<Bytes>("block", "4096")? else { return Ok(None) };
+    if !block.0.is_power_of_two() || !(512..=65536).contains(&block.0) {
+        return Err(SpecError::new(format!("a block cannot be {block} bytes"), "use 512, 1K, 2K, … 64K"));
+    }
+    Ok(Some(block.0 as u32))
+}
+
+fn fits_blocks(kind: &str, size: Bytes, block: Option<u32>) -> Result<(), SpecError> {
+    match block {
+        Some(block) if !size.is_aligned(block.into()) => Err(SpecError::new(
+            format!("{kind}: {size} is not a whole number of blocks of {block} bytes"),
+            "change size or block",
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn parse_file(what: &str, items: impl Iterator<Item = String>) -> Result<FileSpec, SpecError> {
+    const KNOWN: &[&str] =
+        &["direct", "offset", "sizelimit", "block", "ro", "size", "create", "share", "partscan"];
+    let mut options = Options::new("file", KNOWN, items)?;
+    if what.is_empty() {
+        return Err(SpecError::new("file: has no path", "write file:PATH"));
+    }
+    if options.flag("partscan")? {
+        return Err(SpecError::new(
+            "partscan needs a kernel block device, which this build does not export",
+            "leave it out: an NBD client scans partitions itself",
+        ));
+    }
+    let mut file = FileSpec {
+        path: PathBuf::from(what),
+        direct: options.choice("direct", &DIRECT)?.unwrap_or_default(),
+        offset: options.value("offset", "1M")?.unwrap_or_default(),
+        sizelimit: options.value("sizelimit", "2G")?,
+        block: block_size(&mut options)?,
+        ro: options.flag("ro")?,
+        create: None,
+        share: options.flag("share")?,
+    };
+    let size: Option<Bytes> = options.value("size", "10G")?;
+    if !file.offset.is_aligned(512) {
+        return Err(SpecError::new(
+            format!("offset {} is within a sector", file.offset),
+            "use a multiple of 512",
+        ));
+    }
+    if file.sizelimit == Some(Bytes::ZERO) {
+        return Err(SpecError::new("sizelimit is 0", "leave it out for the whole file"));
+    }
+    match (options.flag("create")?, size) {
+        (true, None) => return Err(SpecError::new("create needs a size", "write size=10G,create")),
+        (false, Some(_)) => {
+            return Err(SpecError::new("size goes with create", "to use part of a file, write sizelimit"));
+        }
+        (true, Some(_)) if file.ro => {
+            return Err(SpecError::new("a file cannot be created read-only", "leave out ro or create"));
+        }
+        (_, size) => file.create = size.map(|size| checked_size("a file", size)).transpose()?,
+    }
+    if file.create.is_some_and(|size| file.offset >= size) {
+        return Err(SpecError::new(
+            "offset lies past the file that is to be created",
+            "use a smaller offset",
+        ));
+    }
+    Ok(file)
+}
+
+fn parse_ram(what: &str, items: impl Iterator<Item = String>) -> Result<RamSpec, SpecError> {
+    let mut options = Options::new("ram", &["block", "hugepages"], items)?;
+    let ram = RamSpec {
+        size: parse_size("ram", what)?,
+        block: block_size(&mut options)?,
+        hugepages: options.flag("hugepages")?,
+    };
+    fits_blocks("ram", ram.size, ram.block)?;
+    Ok(ram)
+}
+
+fn parse_null(what: &str, items: impl Iterator<Item = String>) -> Result<NullSpec, SpecError> {
+    const KNOWN: &[&str] = &["irqmode", "completion", "memory_backed", "block"];
+    let mut options = Options::new("null", KNOWN, items)?;
+    let completion = match options.text("completion")? {
+        Some(text) => Some(parse_time(&text)?),
+        None => None,
+    };
+    // A completion time alone asks for the timer: nothing else would heed it.
+    let implied = if completion.is_some() { IrqMode::Timer } else { IrqMode::None };
+    let null = NullSpec {
+        size: size_or_default("null", what)?,
+        block: block_size(&mut options)?,
+        irqmode: options.choice("irqmode", &IRQMODE)?.unwrap_or(implied),
+        completion: completion.unwrap_or(COMPLETION_DEFAULT),
+        memory_backed: options.flag("memory_backed")?,
+    };
+    if completion.is_some() && null.irqmode != IrqMode::Timer {
+        return Err(SpecError::new("completion goes with irqmode=timer", "leave out one of them"));
+    }
+    fits_blocks("null", null.size, null.block)?;
+    Ok(null)
+}
+
+fn parse_bare(
+    kind: &'static str,
+    what: &str,
+    items: impl Iterator<Item = String>,
+) -> Result<Bytes, SpecError> {
+    Options::new(kind, &[], items)?;
+    size_or_default(kind, what)
+}
+
+impl StackSpec {
+    /// The kind's word: `file`, `ram`, `null`, `zero`, `error`.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            StackSpec::File(_) => "file",
+            StackSpec::Ram(_) => "ram",
+            StackSpec::Null(_) => "null",
+            StackSpec::Zero(_) => "zero",
+            StackSpec::Error(_) => "error",
+        }
+    }
+
+    /// The name of a device that is not given one: the file's without its last extension, or the kind.
+    pub fn derived_name(&self) -> DeviceName {
+        let stem = match self {
+            StackSpec::File(file) => file.path.file_stem().map(|stem| stem.to_string_lossy()),
+            _ => None,
+        };
+        DeviceName::nearest(stem.as_deref().unwrap_or_default(), self.kind())
+    }
+
+    /// A relative path is taken from `base` on.
+    #[must_use]
+    pub fn rooted(mut self, base: &Path) -> StackSpec {
+        if let StackSpec::File(file) = &mut self {
+            file.path = base.join(&file.path);
+        }
+        self
+    }
+}
+
+impl fmt::Display for StackSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StackSpec::File(file) => write!(f, "{file}"),
+            StackSpec::Ram(ram) => {
+                write!(f, "ram:{}", ram.size)?;
+                write_block(f, ram.block)?;
+                write_flag(f, ram.hugepages, "hugepages")
+            }
+            StackSpec::Null(null) => write!(f, "{null}"),
+            StackSpec::Zero(size) => write!(f, "zero:{size}"),
+            StackSpec::Error(size) => write!(f, "error:{size}"),
+        }
+    }
+}
+
+impl fmt::Display for FileSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "file:{}", Escaped(&self.path.to_string_lossy()))?;
+        write_choice(f, "direct", self.direct, &DIRECT)?;
+        if self.offset != Bytes::ZERO {
+            write!(f, ",offset={}", self.offset)?;
+        }
+        if let Some(limit) = self.sizelimit {
+            write!(f, ",sizelimit={limit}")?;
+        }
+        write_block(f, self.block)?;
+        write_flag(f, self.ro, "ro")?;
+        if let Some(size) = self.create {
+            write!(f, ",size={size},create")?;
+        }
+        write_flag(f, self.share, "share")
+    }
+}
+
+impl fmt::Display for NullSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "null:{}", self.size)?;
+        write_choice(f, "irqmode", self.irqmode, &IRQMODE)?;
+        if self.irqmode == IrqMode::Timer {
+            write!(f, ",completion={}", format_time(self.completion))?;
+        }
+        write_block(f, self.block)?;
+        write_flag(f, self.memory_backed, "memory_backed")
+    }
+}
+
+fn write_flag(f: &mut fmt::Formatter<'_>, is: bool, word: &str) -> fmt::Result {
+    if is { write!(f, ",{word}") } else { Ok(()) }
+}
+
+fn write_block(f: &mut fmt::Formatter<'_>, block: Option<u32>) -> fmt::Result {
+    block.map_or(Ok(()), |block| write!(f, ",block={block}"))
+}
+
+fn write_choice<T: Copy + PartialEq + Default>(
+    f: &mut fmt::Formatter<'_>,
+    key: &str,
+    value: T,
+    choices: &[(&str, T)],
+) -> fmt::Result {
+    match choices.iter().find(|choice| choice.1 == value && value != T::default()) {
+        Some((word, _)) => write!(f, ",{key}={word}"),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,233 @@
+use super::*;
+use block::Bytes;
+use proptest::prelude::*;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+fn stack(text: &str) -> Result<StackSpec, SpecError> {
+    text.parse()
+}
+
+fn why(text: &str) -> String {
+    stack(text).expect_err(text).to_string()
+}
+
+#[test]
+fn a_file_is_read_with_all_its_options() {
+    let text = "file:disk.img,direct=off,offset=1M,sizelimit=2G,block=4096,size=10G,create,share";
+    let StackSpec::File(file) = stack(text).unwrap() else { panic!() };
+    assert_eq!(file.path, Path::new("disk.img"));
+    assert_eq!((file.direct, file.offset), (Direct::Off, Bytes::mib(1)));
+    assert_eq!((file.sizelimit, file.block), (Some(Bytes::gib(2)), Some(4096)));
+    assert_eq!((file.create, file.share, file.ro), (Some(Bytes::gib(10)), true, false));
+    assert_eq!(file.to_string(), text);
+}
+
+#[test]
+fn a_doubled_comma_belongs_to_the_path() {
+    let StackSpec::File(file) = stack("file:/a,,b,,,ro").unwrap() else { panic!() };
+    assert_eq!((file.path.as_path(), file.ro), (Path::new("/a,b,"), true));
+    assert_eq!(file.to_string(), "file:/a,,b,,,ro");
+}
+
+#[test]
+fn sizes_default_to_null_blks_where_nothing_is_kept() {
+    for kind in ["null", "zero", "error"] {
+        assert_eq!(stack(&format!("{kind}:")).unwrap().to_string(), format!("{kind}:250G"));
+    }
+    assert_eq!(why("ram:"), "\"\" is not a size: it does not start with a digit (for example ram:1G)");
+}
+
+#[test]
+fn a_completion_time_asks_for_the_timer() {
+    let StackSpec::Null(null) = stack("null:1G,completion=5ms").unwrap() else { panic!() };
+    assert_eq!((null.irqmode, null.completion), (IrqMode::Timer, Duration::from_millis(5)));
+    assert!(why("null:1G,irqmode=none,completion=5ms").contains("irqmode=timer"));
+}
+
+#[test]
+fn what_is_refused_says_what_to_write() {
+    for (text, expected) in [
+        ("disk.img", "\"disk.img\" has no kind (for a file write file:disk.img)"),
+        ("nbd:nbd://host/x", "nbd: is not in this build"),
+        ("rbd:pool/image", "rbd: is not in this build"),
+        ("tape:x", "there is no backend \"tape\" (there are file:PATH"),
+        ("file:", "file: has no path (write file:PATH)"),
+        ("file:x,dirct=on", "file has no option \"dirct\" (file has direct, offset"),
+        ("file:x,direct=maybe", "option direct does not know \"maybe\" (use one of auto, on, off)"),
+        ("file:x,ro=1", "option ro takes no value (write ro alone)"),
+        ("file:x,ro,ro", "option ro is given twice (leave one out)"),
+        ("file:x,offset", "option offset needs a value (write offset=VALUE)"),
+        ("file:x,offset=100", "offset 100 is within a sector (use a multiple of 512)"),
+        ("file:x,block=1000", "a block cannot be 1000 bytes"),
+        ("file:x,size=1G", "size goes with create"),
+        ("file:x,create", "create needs a size (write size=10G,create)"),
+        ("file:x,size=1G,create,ro", "a file cannot be created read-only"),
+        ("file:x,partscan", "partscan needs a kernel block device"),
+        ("file:x,", "there is nothing between two commas"),
+        ("ram:1G,block=1M", "a block cannot be 1M bytes"),
+        ("ram:512,block=4096", "ram: 512 is not a whole number of blocks of 4096 bytes"),
+        ("ram:100", "ram cannot be 100 bytes"),
+        ("ram:15E", "ram cannot be 15E bytes"),
+        ("null:1G,completion=5", "\"5\" is not a time"),
+        ("zero:1G,ro", "zero has no option \"ro\" (zero has no options)"),
+    ] {
+        assert!(why(text).contains(expected), "{text}: {}", why(text));
+    }
+}
+
+#[test]
+fn names_are_derived_from_files_and_kinds() {
+    for (text, name) in [
+        ("file:/srv/disk.img", "disk"),
+        ("file:/dev/sda1", "sda1"),
+        ("file:a b.img", "a-b"),
+        ("file:.hidden", "hidden"),
+        ("file:/srv/..", "file"),
+        ("ram:1G", "ram"),
+        ("null:", "null"),
+    ] {
+        assert_eq!(stack(text).unwrap().derived_name().as_str(), name, "{text}");
+    }
+}
+
+#[test]
+fn a_taken_name_is_numbered() {
+    let name = stack("ram:1G").unwrap().derived_name();
+    assert_eq!(name.unique(|_| false).as_str(), "ram");
+    assert_eq!(name.unique(|n| n == "ram" || n == "ram-2").as_str(), "ram-3");
+    let long: DeviceName = "x".repeat(64).parse().unwrap();
+    assert_eq!(long.unique(|n| n.ends_with('x')).as_str().len(), 64);
+}
+
+#[test]
+fn a_name_is_a_safe_word() {
+    for text in ["disk", "a.b_c+d-2", "7"] {
+        assert_eq!(text.parse::<DeviceName>().unwrap().as_str(), text);
+    }
+    for text in ["", ".x", "-x", "a/b", "a b", "ü", &"x".repeat(65)] {
+        assert!(text.parse::<DeviceName>().is_err(), "{text}");
+    }
+}
+
+#[test]
+fn nbd_addresses_are_read_and_written_back() {
+    for (text, back, uri) in [
+        ("unix:/run/d.sock", "unix:/run/d.sock", "nbd+unix:///disk?socket=/run/d.sock"),
+        ("unix:a b", "unix:a b", "nbd+unix:///disk?socket=a%20b"),
+        ("tcp:localhost:10810", "tcp:localhost:10810", "nbd://localhost:10810/disk"),
+        ("tcp:10.0.0.1", "tcp:10.0.0.1:10809", "nbd://10.0.0.1:10809/disk"),
+        ("tcp::0", "tcp::0", "nbd://localhost:0/disk"),
+        ("tcp:[::1]:7", "tcp:[::1]:7", "nbd://[::1]:7/disk"),
+        ("tcp:[::1]", "tcp:[::1]:10809", "nbd://[::1]:10809/disk"),
+    ] {
+        let address: NbdAddress = text.parse().unwrap();
+        assert_eq!(address.to_string(), back);
+        assert_eq!(nbd_uri(&address, "disk", TlsMode::Off), uri);
+    }
+    let address: NbdAddress = "tcp:h:1".parse().unwrap();
+    assert_eq!(nbd_uri(&address, "", TlsMode::Require), "nbds://h:1/");
+    let long = format!("unix:/{}", "x".repeat(107));
+    for text in
+        ["", "/run/x", "unix:", "tcp:h:x", "tcp:h:65536", "tcp:::1:10809", "tcp:a/b:1", "tcp:[::1]7x", &long]
+    {
+        assert!(text.parse::<NbdAddress>().is_err(), "{text}");
+    }
+}
+
+#[test]
+fn tls_needs_certificates_and_certificates_mean_tls() {
+    let certificates = || Some(PathBuf::from("/pki"));
+    assert_eq!(TlsSpec::new(None, None, false).unwrap(), TlsSpec::default());
+    assert_eq!(TlsSpec::new(None, certificates(), false).unwrap().mode, TlsMode::On);
+    assert!(TlsSpec::new(Some(TlsMode::Require), None, false).is_err());
+    assert!(TlsSpec::new(None, None, true).is_err());
+    let files = TlsSpec::new(Some(TlsMode::Require), certificates(), true).unwrap().files().unwrap();
+    assert_eq!(files.1, Path::new("/pki/server-key.pem"));
+    assert_eq!(files.2.as_deref(), Some(Path::new("/pki/ca-cert.pem")));
+    assert!(TlsSpec::new(Some(TlsMode::Off), certificates(), false).unwrap().files().is_none());
+}
+
+#[test]
+fn a_layer_is_known_and_has_limits() {
+    let layer: LayerSpec = "split,max_sectors=255,max_segments=4".parse().unwrap();
+    assert_eq!((layer.kind, layer.limits.as_str()), (LayerKind::Split, "max_sectors=255,max_segments=4"));
+    assert_eq!(layer.to_string(), "split,max_sectors=255,max_segments=4");
+    for text in ["", "split", "delay,read=5ms", "split,", "split,max_sectors", "split,=4"] {
+        assert!(text.parse::<LayerSpec>().is_err(), "{text}");
+    }
+}
+
+#[test]
+fn times_have_units() {
+    for (text, nanos) in [("0", 0), ("5ns", 5), ("10us", 10_000), ("3ms", 3_000_000), ("2s", 2_000_000_000)] {
+        let time = parse_time(text).unwrap();
+        assert_eq!(time, Duration::from_nanos(nanos));
+        assert_eq!(format_time(time), text);
+    }
+    for text in ["", "5", "ms", "1.5ms", "5m", "-1s", "99999999999s"] {
+        assert!(parse_time(text).is_err(), "{text}");
+    }
+}
+
+fn any_block() -> impl Strategy<Value = Option<u32>> {
+    proptest::option::of((9u32..=16).prop_map(|shift| 1 << shift))
+}
+
+fn any_file() -> impl Strategy<Value = StackSpec> {
+    let direct = prop_oneof![Just(Direct::Auto), Just(Direct::On), Just(Direct::Off)];
+    let size = || proptest::option::of((1u64..1 << 40).prop_map(|n| Bytes(n * 512)));
+    ("[a-z=:,/\\\\ .]{1,20}", direct, 0u64..512, size(), any_block(), any::<bool>(), any::<bool>())
+        .prop_flat_map(move |(path, direct, offset, sizelimit, block, ro, share)| {
+            let create = if ro { Just(None).boxed() } else { size().boxed() };
+            create.prop_map(move |create| {
+                let offset = if create.is_some() { Bytes::ZERO } else { Bytes(offset * 512) };
+                let path = PathBuf::from(&path);
+                StackSpec::File(FileSpec { path, direct, offset, sizelimit, block, ro, create, share })
+            })
+        })
+}
+
+fn any_null() -> impl Strategy<Value = StackSpec> {
+    let irqmode = prop_oneof![Just(IrqMode::None), Just(IrqMode::Softirq), Just(IrqMode::Timer)];
+    (1u64..1 << 40, any_block(), irqmode, any::<u32>(), any::<bool>()).prop_map(
+        |(size, block, irqmode, nanos, memory_backed)| {
+            let completion = match irqmode {
+                IrqMode::Timer => Duration::from_nanos(nanos.into()),
+                _ => Duration::from_micros(10),
+            };
+            StackSpec::Null(NullSpec { size: Bytes(size * 65536), block, irqmode, completion, memory_backed })
+        },
+    )
+}
+
+fn any_stack() -> impl Strategy<Value = StackSpec> {
+    let size = || (1u64..1 << 40).prop_map(|n| Bytes(n * 65536));
+    let ram = (size(), any_block(), any::<bool>())
+        .prop_map(|(size, block, hugepages)| StackSpec::Ram(RamSpec { size, block, hugepages }));
+    prop_oneof![
+        any_file(),
+        any_null(),
+        ram,
+        size().prop_map(StackSpec::Zero),
+        size().prop_map(StackSpec::Error)
+    ]
+}
+
+proptest! {
+    #[test]
+    fn every_stack_reads_back_from_its_text(stack in any_stack()) {
+        let text = stack.to_string();
+        prop_assert_eq!(text.parse::<StackSpec>(), Ok(stack), "{}", text);
+    }
+
+    #[test]
+    fn no_text_panics(text in "(file:|ram:|null:|split,|unix:|tcp:)?.{0,40}") {
+        let _ = text.parse::<StackSpec>();
+        let _ = text.parse::<LayerSpec>();
+        let _ = text.parse::<NbdAddress>();
+        if let Ok(name) = text.parse::<StackSpec>().map(|stack| stack.derived_name()) {
+            prop_assert_eq!(name.as_str().parse::<DeviceName>(), Ok(name.clone()));
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! Times as users write them: a whole number with `ns`, `us`, `ms` or `s`.
+
+use super::SpecError;
+use std::time::Duration;
+
+const UNITS: [(&str, u64); 4] = [("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)];
+
+/// Reads `10us`, `5ms`, `0`.
+///
+/// # Errors
+/// Without a unit (except 0), with a fraction, or above 2^64 ns.
+pub fn parse_time(text: &str) -> Result<Duration, SpecError> {
+    let error = |why: &str| SpecError::new(format!("\"{text}\" is not a time: {why}"), "for example 10us");
+    if text == "0" {
+        return Ok(Duration::ZERO);
+    }
+    let digits_end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits_end);
+    let number: u64 = number.parse().map_err(|_| error("it is not a whole number with a unit"))?;
+    let (_, scale) = UNITS
+        .iter()
+        .find(|(word, _)| *word == unit)
+        .ok_or_else(|| error("the unit is not ns, us, ms or s"))?;
+    number.checked_mul(*scale).map(Duration::from_nanos).ok_or_else(|| error("it is too long"))
+}
+
+/// The exact time, to the nanosecond, in the largest unit that divides it: `1500us`, `2s`.
+pub fn format_time(time: Duration) -> String {
+    let nanos = time.as_nanos();
+    let (unit, scale) =
+        UNITS.iter().rev().find(|(_, scale)| nanos.is_multiple_of(u128::from(*scale))).unwrap_or(&UNITS[0]);
+    if nanos == 0 { "0".to_owned() } else { format!("{}{unit}", nanos / u128::from(*scale)) }
+}
