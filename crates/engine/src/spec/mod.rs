@@ -17,6 +17,7 @@ mod stack;
 mod time;
 
 pub use export::{NBD_PORT, NbdAddress, TlsMode, TlsSpec, nbd_uri};
+pub(crate) use layer::parse_limits;
 pub use layer::{LayerKind, LayerSpec};
 pub use name::DeviceName;
 pub use stack::{Direct, FileSpec, IrqMode, NullSpec, RamSpec, SIZE_DEFAULT, StackSpec};

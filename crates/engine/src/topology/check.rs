@@ -1,0 +1,123 @@
+//! What is wrong with a topology as a whole, and with the files that it names.
+
+use super::{DeviceSpec, ExportSpec, Problem, Topology};
+use crate::spec::{FileSpec, NbdAddress, StackSpec};
+use rustix::fs::{Access, access};
+use std::collections::HashMap;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+impl Topology {
+    /// Exports and devices that contradict each other. Looks at no file.
+    pub fn conflicts(&self) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        let mut seen: HashMap<&NbdAddress, Vec<&ExportSpec>> = HashMap::new();
+        for export in &self.exports {
+            if !self.devices.iter().any(|device| device.name == export.device) {
+                let why = format!("there is no device \"{}\" (write [device.{0}])", export.device);
+                problems.push(Problem::new(export.line, "export.device", why));
+            }
+            let Some(address) = &export.address else { continue };
+            let others = seen.entry(address).or_default();
+            if others.iter().any(|other| other.name == export.name) {
+                let why =
+                    format!("{address} has an export \"{}\" already (give one another name)", export.name);
+                problems.push(Problem::new(export.line, "export.name", why));
+            }
+            if others.first().is_some_and(|first| first.tls != export.tls) {
+                let why = format!("another export at {address} has other TLS settings (make them the same)");
+                problems.push(Problem::new(export.line, "export.tls", why));
+            }
+            others.push(export);
+        }
+        problems
+    }
+
+    /// What stands in the way of starting this: missing files, missing rights, two writers of one
+    /// file. Opens nothing, so a device that comes or goes later is not foreseen.
+    pub fn check_files(&self) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        for device in &self.devices {
+            if let StackSpec::File(file) = &device.stack
+                && let Err(why) = check_file(file)
+            {
+                let why = format!("{}: {why}", file.path.display());
+                problems.push(Problem::new(device.line, format!("device.{}.stack", device.name), why));
+            }
+        }
+        problems.extend(self.two_writers());
+        for export in &self.exports {
+            problems.extend(check_export(export));
+        }
+        problems.sort_by_key(|problem| problem.line);
+        problems
+    }
+
+    fn two_writers(&self) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        let mut first_users: HashMap<(u64, u64), &DeviceSpec> = HashMap::new();
+        for device in &self.devices {
+            let StackSpec::File(file) = &device.stack else { continue };
+            let Ok(metadata) = file.path.metadata() else { continue };
+            let Some(first) = first_users.insert((metadata.dev(), metadata.ino()), device) else { continue };
+            let StackSpec::File(other) = &first.stack else { continue };
+            let agreed = (file.ro && other.ro) || (file.share && other.share);
+            if !agreed {
+                let why = format!("device.{} uses the same file (write ro or share for both)", first.name);
+                problems.push(Problem::new(device.line, format!("device.{}.stack", device.name), why));
+            }
+        }
+        problems
+    }
+}
+
+fn check_file(file: &FileSpec) -> Result<(), String> {
+    let metadata = match file.path.metadata() {
+        Ok(metadata) => metadata,
+        Err(why) if why.kind() == std::io::ErrorKind::NotFound => return check_creation(file),
+        Err(why) => return Err(why.to_string()),
+    };
+    let kind = metadata.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return Err("it is neither a regular file nor a block device (name another)".into());
+    }
+    let rights = if file.ro { Access::READ_OK } else { Access::READ_OK | Access::WRITE_OK };
+    access(&file.path, rights).map_err(|why| {
+        let fix = if file.ro { "change its mode" } else { "change its mode, or add ro" };
+        format!("{} ({fix})", std::io::Error::from(why))
+    })?;
+    if kind.is_file() && file.offset.0 >= metadata.len() {
+        return Err(format!("it has {} bytes, and the device starts at {}", metadata.len(), file.offset.0));
+    }
+    Ok(())
+}
+
+fn check_creation(file: &FileSpec) -> Result<(), String> {
+    if file.create.is_none() {
+        return Err("there is no such file (to make it, add size=10G,create)".into());
+    }
+    writable_directory(&file.path)
+}
+
+fn writable_directory(path: &Path) -> Result<(), String> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    access(parent, Access::WRITE_OK | Access::EXEC_OK)
+        .map_err(|why| format!("cannot make a file in {}: {}", parent.display(), std::io::Error::from(why)))
+}
+
+fn check_export(export: &ExportSpec) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    if let Some(NbdAddress::Unix(path)) = &export.address
+        && let Err(why) = writable_directory(path)
+    {
+        problems.push(Problem::new(export.line, "export.nbd", why));
+    }
+    let Some((chain, key, authority)) = export.tls.files() else { return problems };
+    for file in [Some(chain), Some(key), authority].into_iter().flatten() {
+        if let Err(why) = access(&file, Access::READ_OK) {
+            let why = format!("{}: {}", file.display(), std::io::Error::from(why));
+            problems.push(Problem::new(export.line, "export.tls-certificates", why));
+        }
+    }
+    problems
+}

@@ -1,0 +1,194 @@
+//! What one process shall serve: devices, and where they are exported.
+//!
+//! A topology comes from a TOML file (`up`, `check`) or from one command line (`serve`, `add`); both
+//! make the same value. Reading reports every problem at once, each with its line and key.
+//!
+//! ```toml
+//! [device.disk]
+//! stack = "file:disk.img,ro"          # relative to this file
+//! layers = ["split,max_sectors=255"]
+//! limits = { max_segments = 64 }
+//! queues = 2
+//! depth = 64
+//!
+//! [[export]]
+//! device = "disk"
+//! nbd = "unix:/run/disk.sock"
+//! name = "backup"                      # else the device's
+//! ```
+//!
+//! *Invariant:* names are unique, exports name devices that exist, and two exports that share an
+//! address have different names and the same TLS. Nothing here opens a file for writing.
+
+mod check;
+mod read;
+
+use crate::spec::{DeviceName, LayerSpec, NbdAddress, SpecError, StackSpec, TlsSpec};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// Front-end requests in flight on one hardware queue, at most, as the queue's tags allow.
+pub const DEPTH_MAX: u16 = 4096;
+/// Hardware queues of one device, at most.
+pub const QUEUES_MAX: u16 = 256;
+
+/// How threads talk to the kernel.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub enum RingChoice {
+    /// io_uring where it is allowed, else epoll.
+    #[default]
+    Auto,
+    /// io_uring, or refuse.
+    IoUring,
+    /// epoll and a few I/O threads.
+    Epoll,
+}
+
+impl FromStr for RingChoice {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<RingChoice, SpecError> {
+        match text {
+            "auto" => Ok(RingChoice::Auto),
+            "io_uring" => Ok(RingChoice::IoUring),
+            "epoll" => Ok(RingChoice::Epoll),
+            _ => Err(SpecError::new(format!("there is no ring \"{text}\""), "use auto, io_uring or epoll")),
+        }
+    }
+}
+
+impl fmt::Display for RingChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            RingChoice::Auto => "auto",
+            RingChoice::IoUring => "io_uring",
+            RingChoice::Epoll => "epoll",
+        })
+    }
+}
+
+/// One device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DeviceSpec {
+    /// Its name.
+    pub name: DeviceName,
+    /// What holds its blocks.
+    pub stack: StackSpec,
+    /// What lies above, upwards in the order given.
+    pub layers: Vec<LayerSpec>,
+    /// Queue limits as `key=value,…`; none: the stack's own.
+    pub limits: Option<String>,
+    /// Hardware queues; none: one for each reactor.
+    pub queues: Option<u16>,
+    /// Requests in flight on each; none: the host's default.
+    pub depth: Option<u16>,
+    /// Where it was described; 0 on a command line.
+    pub line: u32,
+}
+
+/// One way to reach a device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ExportSpec {
+    /// Which device.
+    pub device: DeviceName,
+    /// Where clients connect; none: an NBD socket in the run directory.
+    pub address: Option<NbdAddress>,
+    /// The name clients ask for.
+    pub name: String,
+    /// Whether they use TLS.
+    pub tls: TlsSpec,
+    /// Where it was described; 0 on a command line.
+    pub line: u32,
+}
+
+/// What one process shall serve.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Topology {
+    /// How its threads talk to the kernel.
+    pub ring: RingChoice,
+    /// Whether they spin before they sleep.
+    pub poll: bool,
+    /// The devices, in the order they were described.
+    pub devices: Vec<DeviceSpec>,
+    /// The exports. Every device has at least one.
+    pub exports: Vec<ExportSpec>,
+}
+
+/// Something wrong with a topology.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Problem {
+    /// The line, from 1; 0 when there is none.
+    pub line: u32,
+    /// The key, as `device.disk.stack`. Empty when the file as a whole is meant.
+    pub key: String,
+    /// What is wrong and what to do.
+    pub why: String,
+}
+
+impl Problem {
+    pub(crate) fn new(line: u32, key: impl Into<String>, why: impl fmt::Display) -> Problem {
+        Problem { line, key: key.into(), why: why.to_string() }
+    }
+}
+
+/// Everything that is wrong with a topology: at least one problem, by line.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TopologyError {
+    /// The file.
+    pub file: PathBuf,
+    /// What is wrong.
+    pub problems: Vec<Problem>,
+}
+
+impl fmt::Display for TopologyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, problem) in self.problems.iter().enumerate() {
+            f.write_str(if i == 0 { "" } else { "\n" })?;
+            write!(f, "{}:", self.file.display())?;
+            if problem.line > 0 {
+                write!(f, "{}:", problem.line)?;
+            }
+            if !problem.key.is_empty() {
+                write!(f, "{}:", problem.key)?;
+            }
+            write!(f, " {}", problem.why)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for TopologyError {}
+
+impl Topology {
+    /// Reads a topology file. Relative paths in it are taken from the file's directory on.
+    ///
+    /// # Errors
+    /// The file cannot be read, is not TOML, or describes something that cannot be.
+    pub fn load(file: &Path) -> Result<Topology, TopologyError> {
+        let text = std::fs::read_to_string(file).map_err(|why| TopologyError {
+            file: file.to_owned(),
+            problems: vec![Problem::new(0, "", format_args!("{why} (is the path right?)"))],
+        })?;
+        Topology::parse(&text, file)
+    }
+
+    /// Reads the text of a topology file.
+    ///
+    /// # Errors
+    /// It is not TOML, or describes something that cannot be.
+    pub fn parse(text: &str, file: &Path) -> Result<Topology, TopologyError> {
+        let base = file.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let (topology, mut problems) = read::topology(text, base.unwrap_or(Path::new(".")));
+        problems.extend(topology.conflicts());
+        problems.sort_by_key(|problem| problem.line);
+        if problems.is_empty() {
+            Ok(topology)
+        } else {
+            Err(TopologyError { file: file.to_owned(), problems })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
