@@ -14,16 +14,20 @@
 //!
 //! It does not hold payloads: whoever owns the socket moves the data.
 
+pub mod client;
 pub mod error;
 pub mod export;
 pub mod extents;
+pub mod fuzzing;
 pub mod reply;
 pub mod request;
 pub mod server;
+pub mod uri;
 pub mod wire;
 
 pub use error::{Fatal, NbdError, error_of, status_of};
 pub use export::{BlockSizes, ExportId, ExportInfo, Session};
 pub use reply::Style;
 pub use request::{Command, Request};
+pub use uri::Uri;
 pub use wire::{CommandFlags, ReplyFlags, TransmissionFlags};

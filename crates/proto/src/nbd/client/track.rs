@@ -1,0 +1,136 @@
+//! One request in flight, and whether what comes back for it can be true.
+//!
+//! It counts bytes rather than remembering ranges: content that lies outside the request, is more
+//! than was asked for, or leaves some of it out is found; two chunks that overlap while as much is
+//! missing elsewhere are not.
+
+use super::super::error::{Fatal, NbdError};
+use super::super::reply::Style;
+use super::super::request::{Command, Request};
+use super::super::wire::CommandFlags;
+use super::replies::Reply;
+
+/// What a message means for its request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Progress {
+    /// More messages follow.
+    More,
+    /// It has ended, well or not. A simple reply to a read that went well still has its data to come.
+    Ended(Option<NbdError>),
+}
+
+/// A request in flight.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Track {
+    request: Request,
+    style: Style,
+    /// The metadata context that a status must be about.
+    context: Option<u32>,
+    /// Bytes of content so far.
+    received: u64,
+    /// Chunks of content, or of status, so far.
+    chunks: u32,
+    /// The first error.
+    error: Option<NbdError>,
+}
+
+impl Track {
+    /// `request` goes out in a session of this style, with this number for `base:allocation`.
+    pub const fn new(request: Request, style: Style, context: Option<u32>) -> Track {
+        Track { request, style, context, received: 0, chunks: 0, error: None }
+    }
+
+    /// Takes a message that belongs to the request.
+    ///
+    /// # Errors
+    /// [`Fatal::ReplyMismatch`]: the server sent what it MUST NOT; the client MAY disconnect.
+    pub fn accept(&mut self, reply: &Reply<'_>) -> Result<Progress, Fatal> {
+        let mismatch = |why| Err(Fatal::ReplyMismatch { why });
+        let done = match *reply {
+            Reply::Simple { error, .. } => {
+                // "Simple reply message": not to a read or a query where chunks were agreed on.
+                let chunked = matches!(self.request.command, Command::Read | Command::BlockStatus);
+                if chunked && self.style != Style::Simple {
+                    return mismatch("a simple reply where chunks were agreed on");
+                }
+                return Ok(Progress::Ended(error));
+            }
+            Reply::Data { offset, len, done, .. } => {
+                self.content(offset, len)?;
+                done
+            }
+            Reply::Hole { offset, len, done, .. } => {
+                self.content(offset, len.into())?;
+                done
+            }
+            Reply::Status { context, descriptors, done, .. } => {
+                if self.request.command != Command::BlockStatus || Some(context) != self.context {
+                    return mismatch("a status that was not asked for");
+                }
+                if self.chunks > 0 {
+                    return mismatch("a second status for the same context");
+                }
+                let one = self.request.flags.has(CommandFlags::REQ_ONE);
+                if one && descriptors.count() != 1 {
+                    return mismatch("more than one descriptor where one was asked for");
+                }
+                self.chunks += 1;
+                done
+            }
+            Reply::Error { error, offset, done, .. } => {
+                if let Some(offset) = offset {
+                    self.check_range(offset, 1)?;
+                }
+                self.error.get_or_insert(error);
+                done
+            }
+            Reply::End { .. } => true,
+        };
+        if !done {
+            return Ok(Progress::More);
+        }
+        if self.error.is_none() {
+            self.check_whole()?;
+        }
+        Ok(Progress::Ended(self.error))
+    }
+
+    /// "`NBD_REPLY_TYPE_OFFSET_DATA`": it MUST lie within the request, and answers reads only.
+    fn content(&mut self, offset: u64, len: u64) -> Result<(), Fatal> {
+        if self.request.command != Command::Read {
+            return Err(Fatal::ReplyMismatch { why: "data for what is not a read" });
+        }
+        self.check_range(offset, len)?;
+        self.received = self.received.saturating_add(len);
+        self.chunks += 1;
+        if self.received > self.request.len {
+            return Err(Fatal::ReplyMismatch { why: "more data than was asked for" });
+        }
+        // "`NBD_CMD_READ`": with DF there MUST be at most one.
+        if self.chunks > 1 && self.request.flags.has(CommandFlags::DF) {
+            return Err(Fatal::ReplyMismatch { why: "fragments where none were allowed" });
+        }
+        Ok(())
+    }
+
+    fn check_range(&self, offset: u64, len: u64) -> Result<(), Fatal> {
+        let end = self.request.offset.saturating_add(self.request.len);
+        match offset.checked_add(len) {
+            Some(last) if offset >= self.request.offset && last <= end => Ok(()),
+            _ => Err(Fatal::ReplyMismatch { why: "a chunk lies outside its request" }),
+        }
+    }
+
+    /// Success MUST have answered all of it.
+    fn check_whole(&self) -> Result<(), Fatal> {
+        match self.request.command {
+            Command::Read if self.received != self.request.len => {
+                Err(Fatal::ReplyMismatch { why: "success, but not all of the data" })
+            }
+            Command::BlockStatus if self.chunks == 0 => {
+                Err(Fatal::ReplyMismatch { why: "success, but no status" })
+            }
+            _ => Ok(()),
+        }
+    }
+}
