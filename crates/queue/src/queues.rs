@@ -39,9 +39,12 @@ impl<R: Ring> Queues<R> {
         self.queues.get_mut(usize::from(id.0))?.take()
     }
 
-    /// A queue, to look at.
-    pub fn peek(&self, id: QueueId) -> Option<&Queue<R>> {
-        self.queues.get(usize::from(id.0))?.as_ref()
+    /// A queue, to look at or to take back from: it takes no part in a turn for that.
+    ///
+    /// # Panics
+    /// When there is none: whoever holds a number keeps its queue.
+    pub fn get_mut(&mut self, id: QueueId) -> &mut Queue<R> {
+        self.queues[usize::from(id.0)].as_mut().expect("a queue is removed only when nobody knows its number")
     }
 
     /// A queue, to give it work: it takes part in this turn.

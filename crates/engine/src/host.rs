@@ -1,0 +1,298 @@
+//! A process's reactors, devices and listeners, and their life: what is made in which order, and how it
+//! ends without losing anything.
+
+use crate::device::{Device, DeviceConfig, DeviceError};
+use crate::nbd::{Bound, Listener, NameTaken, Tls, TlsError};
+use crate::reactor::{Adoption, Reactor};
+use crate::spec::{DeviceName, NbdAddress, TlsSpec};
+use ring::{EngineInfo, RingConfig};
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How long clients have to take their last replies before their connections are cut.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// How a process serves.
+#[derive(Clone, Debug)]
+pub struct HostConfig {
+    /// Threads that do I/O.
+    pub reactors: usize,
+    /// How their rings are made.
+    pub ring: RingConfig,
+}
+
+/// What cannot be done, and why.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// A reactor's ring could not be made.
+    #[error("an I/O thread could not be started: {0}")]
+    Reactor(#[source] io::Error),
+    /// The name is in use in this process.
+    #[error("there is a device of that name (choose another with --name)")]
+    NameTaken,
+    /// There is no such device.
+    #[error("there is no device of that name (see blockyard list)")]
+    NoDevice,
+    /// The device could not be opened.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The address could not be listened on.
+    #[error("{address}: {source}{hint}")]
+    Listen {
+        /// Where.
+        address: NbdAddress,
+        /// What to do about it.
+        hint: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// Two listeners of one address want different TLS.
+    #[error("{0} is already listened on with other TLS options (give all its exports the same)")]
+    OtherTls(NbdAddress),
+    /// TLS could not be set up.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The export's name is taken.
+    #[error(transparent)]
+    ExportTaken(#[from] NameTaken),
+    /// The last flush failed: what was written since the one before may be lost.
+    #[error("the final flush failed: writes that were not flushed before may be lost")]
+    Flush,
+}
+
+/// An NBD export of a device.
+struct Shown {
+    device: Arc<Device>,
+    listener: Arc<Listener>,
+    name: String,
+}
+
+struct Listening {
+    listener: Arc<Listener>,
+    tls: TlsSpec,
+}
+
+/// One process's worth of devices.
+pub struct Host {
+    reactors: Vec<Reactor>,
+    next_reactor: AtomicUsize,
+    next_number: AtomicUsize,
+    devices: Mutex<Vec<Arc<Device>>>,
+    listeners: Mutex<Vec<Listening>>,
+    shown: Mutex<Vec<Shown>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Host {
+    /// Start the reactors.
+    ///
+    /// # Errors
+    /// [`HostError::Reactor`]; nothing is left running.
+    pub fn start(config: &HostConfig) -> Result<Arc<Host>, HostError> {
+        let reactors = (0..config.reactors.max(1))
+            .map(|number| Reactor::start(number, config.ring.clone()))
+            .collect::<io::Result<Vec<_>>>()
+            .map_err(HostError::Reactor)?;
+        Ok(Arc::new(Host {
+            reactors,
+            next_reactor: AtomicUsize::new(0),
+            next_number: AtomicUsize::new(0),
+            devices: Mutex::default(),
+            listeners: Mutex::default(),
+            shown: Mutex::default(),
+        }))
+    }
+
+    /// Which engine the reactors' rings run on, and why.
+    pub fn engine(&self) -> &EngineInfo {
+        self.reactors[0].engine()
+    }
+
+    /// Open a device. It is reachable once it is exported.
+    ///
+    /// # Errors
+    /// [`HostError::NameTaken`] and [`HostError::Device`]; nothing is left behind.
+    pub fn add_device(&self, config: &DeviceConfig) -> Result<Arc<Device>, HostError> {
+        if self.device(config.name.as_str()).is_some() {
+            return Err(HostError::NameTaken);
+        }
+        let device = Arc::new(Device::open(config, self.next_number.fetch_add(1, Relaxed))?);
+        let mut devices = lock(&self.devices);
+        if devices.iter().any(|d| d.name() == device.name()) {
+            return Err(HostError::NameTaken);
+        }
+        devices.push(device.clone());
+        Ok(device)
+    }
+
+    /// Offer a device to NBD clients and say where: a URI. Must be called on the control plane's runtime.
+    ///
+    /// # Errors
+    /// The address, the certificates or the name; nothing is left behind.
+    pub fn export_nbd(
+        self: &Arc<Self>,
+        device: &Arc<Device>,
+        address: &NbdAddress,
+        name: &str,
+        tls: &TlsSpec,
+    ) -> Result<String, HostError> {
+        let listener = self.listener(address, tls)?;
+        self.show(device, listener, name)
+    }
+
+    /// The same on a socket that the service manager opened.
+    ///
+    /// # Errors
+    /// As [`export_nbd`](Host::export_nbd).
+    pub fn export_nbd_on(
+        self: &Arc<Self>,
+        device: &Arc<Device>,
+        bound: Bound,
+        name: &str,
+        tls: &TlsSpec,
+    ) -> Result<String, HostError> {
+        let address = bound.address().clone();
+        let tls = Tls::load(tls)?.map(Arc::new);
+        let listener = Listener::start(bound, tls, self.clone()).map_err(|e| listen_error(&address, e))?;
+        self.show(device, listener, name)
+    }
+
+    fn show(&self, device: &Arc<Device>, listener: Arc<Listener>, name: &str) -> Result<String, HostError> {
+        if let Err(taken) = listener.exports().add(name, device.clone()) {
+            self.drop_unused_listeners();
+            return Err(taken.into());
+        }
+        let uri = listener.uri(name);
+        lock(&self.shown).push(Shown { device: device.clone(), listener, name: name.to_owned() });
+        Ok(uri)
+    }
+
+    /// The listener of an address: the one there is, or a new one.
+    fn listener(self: &Arc<Self>, address: &NbdAddress, tls: &TlsSpec) -> Result<Arc<Listener>, HostError> {
+        let mut listeners = lock(&self.listeners);
+        if let Some(there) = listeners.iter().find(|l| l.listener.address() == address) {
+            if there.tls != *tls {
+                return Err(HostError::OtherTls(address.clone()));
+            }
+            return Ok(there.listener.clone());
+        }
+        let loaded = Tls::load(tls)?.map(Arc::new);
+        let listener = Bound::bind(address)
+            .and_then(|bound| Listener::start(bound, loaded, self.clone()))
+            .map_err(|source| listen_error(address, source))?;
+        listeners.push(Listening { listener: listener.clone(), tls: tls.clone() });
+        Ok(listener)
+    }
+
+    /// All devices, in the order they were added.
+    pub fn devices(&self) -> Vec<Arc<Device>> {
+        lock(&self.devices).clone()
+    }
+
+    /// The device of that name.
+    pub fn device(&self, name: &str) -> Option<Arc<Device>> {
+        lock(&self.devices).iter().find(|device| device.name() == name).cloned()
+    }
+
+    /// The URIs under which a device is offered.
+    pub fn uris(&self, device: &Arc<Device>) -> Vec<String> {
+        lock(&self.shown)
+            .iter()
+            .filter(|shown| Arc::ptr_eq(&shown.device, device))
+            .map(|shown| shown.listener.uri(&shown.name))
+            .collect()
+    }
+
+    /// Hand a connection to the reactor whose turn it is.
+    pub(crate) fn adopt(&self, adoption: Adoption) {
+        let number = self.next_reactor.fetch_add(1, Relaxed) % self.reactors.len();
+        self.reactors[number].adopt(adoption);
+    }
+
+    /// Take a device away: offer it no longer, finish what its clients asked for, flush, close. Clients
+    /// that do not take their replies are cut off after a while.
+    ///
+    /// # Errors
+    /// [`HostError::NoDevice`]; [`HostError::Flush`] when the device is gone and its last flush failed.
+    pub async fn remove_device(&self, name: &str) -> Result<(), HostError> {
+        let device = {
+            let mut devices = lock(&self.devices);
+            let position = devices.iter().position(|d| d.name() == name).ok_or(HostError::NoDevice)?;
+            devices.remove(position)
+        };
+        lock(&self.shown).retain(|shown| {
+            let keep = !Arc::ptr_eq(&shown.device, &device);
+            if !keep {
+                shown.listener.exports().remove(&device);
+                if shown.listener.exports().is_empty() {
+                    shown.listener.close();
+                }
+            }
+            keep
+        });
+        self.drop_unused_listeners();
+        let mut retired: Vec<_> = self.reactors.iter().map(|r| r.retire(device.clone())).collect();
+        let all = async {
+            let mut well = true;
+            for done in &mut retired {
+                well &= done.await.unwrap_or(false);
+            }
+            well
+        };
+        let mut all = std::pin::pin!(all);
+        let well = match tokio::time::timeout(GRACE, &mut all).await {
+            Ok(well) => well,
+            Err(_) => {
+                self.reactors.iter().for_each(|reactor| reactor.abort(device.clone()));
+                all.await
+            }
+        };
+        if well { Ok(()) } else { Err(HostError::Flush) }
+    }
+
+    /// Listeners that offer nothing any more are closed already; forget them.
+    fn drop_unused_listeners(&self) {
+        lock(&self.listeners).retain(|listening| {
+            let keep = !listening.listener.exports().is_empty();
+            if !keep {
+                listening.listener.close();
+            }
+            keep
+        });
+    }
+
+    /// Take every device away, then stop the reactors.
+    ///
+    /// # Errors
+    /// Names of devices whose last flush failed.
+    pub async fn shut_down(&self) -> Result<(), Vec<String>> {
+        let mut failed = Vec::new();
+        for device in self.devices() {
+            if self.remove_device(device.name()).await.is_err() {
+                failed.push(device.name().to_owned());
+            }
+        }
+        self.reactors.iter().for_each(Reactor::stop);
+        if failed.is_empty() { Ok(()) } else { Err(failed) }
+    }
+}
+
+fn listen_error(address: &NbdAddress, source: io::Error) -> HostError {
+    let hint = match source.kind() {
+        io::ErrorKind::AddrInUse => " (another server listens there: stop it or choose another address)",
+        io::ErrorKind::PermissionDenied => " (choose an address that you may use)",
+        io::ErrorKind::NotFound => " (does its directory exist?)",
+        _ => "",
+    };
+    HostError::Listen { address: address.clone(), hint, source }
+}
+
+/// A name for a device that none of this process has.
+pub fn free_name(wanted: &DeviceName, host: &Host) -> DeviceName {
+    wanted.unique(|name| host.device(name).is_some())
+}

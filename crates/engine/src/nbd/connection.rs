@@ -1,0 +1,198 @@
+//! One connection until it belongs to a reactor: accept, handshake, TLS.
+
+use super::{Exports, Listener, Tls};
+use crate::host::Host;
+use crate::reactor::Adoption;
+use proto::nbd::Session;
+use proto::nbd::server::{Handshake, Step};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional_with_sizes};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tokio_rustls::server::TlsStream;
+
+/// How long a client may take over its handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long to wait after accept failed for want of descriptors or memory.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Bytes that are decrypted and encrypted at a time.
+const TLS_BUFFER_LEN: usize = 128 << 10;
+
+/// A listening socket.
+pub(super) enum Socket {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+/// A connection in the clear.
+enum Plain {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+pub(super) async fn accept_loop(
+    socket: Socket,
+    listener: Arc<Listener>,
+    host: Arc<Host>,
+    handshakes: Arc<Semaphore>,
+) {
+    let mut closing = listener.closing.subscribe();
+    loop {
+        let Ok(permit) = handshakes.clone().acquire_owned().await else { return };
+        let accepted = tokio::select! {
+            accepted = accept(&socket) => accepted,
+            _ = closing.wait_for(|closing| *closing) => return,
+        };
+        match accepted {
+            Ok(stream) => {
+                let (listener, host, mut closing) = (listener.clone(), host.clone(), closing.clone());
+                tokio::spawn(async move {
+                    tokio::select! {
+                        outcome = timeout(HANDSHAKE_TIMEOUT, greet(stream, &listener, &host)) => match outcome {
+                            Ok(Ok(())) => {}
+                            Ok(Err(error)) => tracing::debug!(%error, "a handshake failed"),
+                            Err(_) => tracing::debug!("a handshake took too long"),
+                        },
+                        _ = closing.wait_for(|closing| *closing) => {}
+                    }
+                    drop(permit);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn accept(socket: &Socket) -> io::Result<Plain> {
+    match socket {
+        Socket::Tcp(listener) => {
+            let (stream, _) = listener.accept().await?;
+            stream.set_nodelay(true)?;
+            // A peer that vanished without a word is noticed, in the end.
+            socket2::SockRef::from(&stream).set_keepalive(true)?;
+            Ok(Plain::Tcp(stream))
+        }
+        Socket::Unix(listener) => listener.accept().await.map(|(stream, _)| Plain::Unix(stream)),
+    }
+}
+
+/// What the handshake in the clear came to.
+enum Outcome {
+    Ready(Box<Session>, Vec<u8>),
+    StartTls(Vec<u8>),
+    Over,
+}
+
+async fn greet(mut stream: Plain, listener: &Listener, host: &Arc<Host>) -> io::Result<()> {
+    let mut handshake = Handshake::new(listener.handshake_config());
+    let exports = &listener.exports;
+    let outcome = match &mut stream {
+        Plain::Tcp(stream) => drive(stream, &mut handshake, exports).await?,
+        Plain::Unix(stream) => drive(stream, &mut handshake, exports).await?,
+    };
+    match outcome {
+        Outcome::Over => Ok(()),
+        Outcome::Ready(session, leftover) => {
+            let fd = match stream {
+                Plain::Tcp(stream) => OwnedFd::from(stream.into_std()?),
+                Plain::Unix(stream) => OwnedFd::from(stream.into_std()?),
+            };
+            hand_over(fd, session, leftover, exports, host);
+            Ok(())
+        }
+        Outcome::StartTls(early) => {
+            let Some(tls) = listener.tls.clone() else { return Ok(()) };
+            // A client that sends behind STARTTLS before it was answered may be someone in the middle
+            // who wants it to be taken for encrypted: that is never read as the client's.
+            if !early.is_empty() {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "bytes behind STARTTLS"));
+            }
+            match stream {
+                Plain::Tcp(stream) => encrypted(stream, &tls, handshake, exports, host).await,
+                Plain::Unix(stream) => encrypted(stream, &tls, handshake, exports, host).await,
+            }
+        }
+    }
+}
+
+/// Carry a handshake on until it needs something other than bytes.
+async fn drive<S>(stream: &mut S, handshake: &mut Handshake, exports: &Exports) -> io::Result<Outcome>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let mut received = Vec::new();
+    loop {
+        if !handshake.output().is_empty() {
+            let output = std::mem::take(handshake.output());
+            stream.write_all(&output).await?;
+            stream.flush().await?;
+        }
+        match handshake.poll() {
+            Step::Ready(session) => return Ok(Outcome::Ready(Box::new(session), received)),
+            Step::StartTls => return Ok(Outcome::StartTls(received)),
+            Step::Closed(why) => {
+                tracing::debug!(%why, "a handshake ended");
+                return Ok(Outcome::Over);
+            }
+            Step::NeedInput => {}
+        }
+        let used = handshake.input(&received, exports);
+        received.drain(..used);
+        let waits = handshake.output().is_empty() && handshake.poll() == Step::NeedInput;
+        if waits && stream.read_buf(&mut received).await? == 0 {
+            return Ok(Outcome::Over);
+        }
+    }
+}
+
+async fn encrypted<S>(
+    stream: S,
+    tls: &Tls,
+    mut handshake: Handshake,
+    exports: &Exports,
+    host: &Arc<Host>,
+) -> io::Result<()>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let mut stream = tls.accept(stream).await?;
+    handshake.tls_started();
+    match drive(&mut stream, &mut handshake, exports).await? {
+        Outcome::Ready(session, leftover) => {
+            let (ours, theirs) = UnixStream::pair()?;
+            hand_over(OwnedFd::from(theirs.into_std()?), session, leftover, exports, host);
+            tokio::spawn(relay(stream, ours));
+            Ok(())
+        }
+        Outcome::StartTls(_) | Outcome::Over => {
+            stream.shutdown().await?;
+            Ok(())
+        }
+    }
+}
+
+/// Encrypt and decrypt between the network and the reactor until one of them ends.
+async fn relay<S>(mut network: TlsStream<S>, mut reactor: UnixStream)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let copied =
+        copy_bidirectional_with_sizes(&mut network, &mut reactor, TLS_BUFFER_LEN, TLS_BUFFER_LEN).await;
+    if let Err(error) = copied {
+        tracing::debug!(%error, "a TLS connection ended");
+    }
+}
+
+fn hand_over(fd: OwnedFd, session: Box<Session>, leftover: Vec<u8>, exports: &Exports, host: &Arc<Host>) {
+    // The device may have gone since the handshake looked it up: then the connection closes.
+    if let Some(device) = exports.device(session.export) {
+        host.adopt(Adoption { fd, session: *session, device, leftover });
+    }
+}

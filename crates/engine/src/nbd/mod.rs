@@ -1,0 +1,176 @@
+//! The NBD export, seen from the control plane: who listens where, and which devices are offered there.
+//!
+//! A [`Listener`] is one address with any number of exports. It accepts, carries each handshake to its
+//! end on the control plane's runtime, and hands the connection to a reactor. It never touches data,
+//! save to encrypt it for TLS connections.
+
+mod bound;
+mod connection;
+mod tls;
+
+pub use bound::Bound;
+pub use tls::{Tls, TlsError};
+
+use crate::device::Device;
+use crate::host::Host;
+use crate::spec::{NbdAddress, TlsMode};
+use proto::nbd::server::{self, Catalogue, Config, Found};
+use proto::nbd::{BlockSizes, ExportId, ExportInfo};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::{Semaphore, watch};
+
+/// Handshakes under way on one listener; more wait in its backlog.
+const HANDSHAKES_MAX: usize = 256;
+/// The largest payload we take or send in one request: what the protocol calls portable.
+const PAYLOAD_MAX: u32 = 32 << 20;
+
+/// A device under a name on a listener.
+#[derive(Clone)]
+struct Export {
+    name: String,
+    device: Arc<Device>,
+}
+
+/// The exports of one listener.
+#[derive(Default)]
+pub struct Exports {
+    list: Mutex<Vec<Export>>,
+}
+
+impl Exports {
+    /// Offer a device under a name.
+    ///
+    /// # Errors
+    /// The name is taken here; nothing has changed.
+    pub fn add(&self, name: &str, device: Arc<Device>) -> Result<(), NameTaken> {
+        let mut list = self.lock();
+        if list.iter().any(|export| export.name == name) {
+            return Err(NameTaken(name.to_owned()));
+        }
+        list.push(Export { name: name.to_owned(), device });
+        Ok(())
+    }
+
+    /// Offer the device no longer; connections that there are stay.
+    pub fn remove(&self, device: &Arc<Device>) {
+        self.lock().retain(|export| !Arc::ptr_eq(&export.device, device));
+    }
+
+    /// Whether nothing is offered.
+    pub fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    fn device(&self, id: ExportId) -> Option<Arc<Device>> {
+        self.lock().iter().find(|e| e.device.number() == id.0).map(|e| e.device.clone())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Export>> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Two exports of one listener cannot have the same name.
+#[derive(Debug, thiserror::Error)]
+#[error("another device is already exported there as \"{0}\" (choose another --nbd-name)")]
+pub struct NameTaken(String);
+
+impl Catalogue for Exports {
+    fn list(&self, each: &mut dyn FnMut(&str, &str)) {
+        for export in self.lock().iter() {
+            each(&export.name, export.device.description());
+        }
+    }
+
+    fn look_up(&self, name: &str) -> Option<Found> {
+        let list = self.lock();
+        let export = list.iter().find(|export| export.name == name)?;
+        let id = ExportId(export.device.number());
+        Some(Found { id, name: name.to_owned(), info: info_of(&export.device) })
+    }
+
+    fn default_export(&self) -> Option<String> {
+        match self.lock().as_slice() {
+            [only] => Some(only.name.clone()),
+            _ => None,
+        }
+    }
+}
+
+/// What the protocol may say of a device: only what its stack keeps.
+fn info_of(device: &Device) -> ExportInfo {
+    let can = device.abilities();
+    let writable = !device.read_only();
+    ExportInfo {
+        size: device.size().0,
+        description: device.description().to_owned(),
+        block_sizes: BlockSizes {
+            minimum: device.block_size_min(),
+            preferred: device.block_size_preferred(),
+            maximum: PAYLOAD_MAX,
+        },
+        read_only: device.read_only(),
+        rotational: can.rotational,
+        can_flush: can.flush,
+        can_fua: can.fua && writable,
+        can_trim: can.discard && writable,
+        can_zeroes: can.write_zeroes && writable,
+        can_fast_zero: can.fast_zero && writable,
+        // All connections reach the same backend, and a flush covers what has ended on any of them.
+        can_multi_conn: true,
+        can_cache: true,
+        can_df: true,
+    }
+}
+
+/// One address that is listened on.
+pub struct Listener {
+    bound: Bound,
+    exports: Arc<Exports>,
+    tls: Option<Arc<Tls>>,
+    closing: watch::Sender<bool>,
+}
+
+impl Listener {
+    /// Start to accept connections. Must be called on the control plane's runtime.
+    pub fn start(bound: Bound, tls: Option<Arc<Tls>>, host: Arc<Host>) -> std::io::Result<Arc<Listener>> {
+        let (closing, _) = watch::channel(false);
+        let listener = Arc::new(Listener { bound, exports: Arc::default(), tls, closing });
+        let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+        for socket in listener.bound.accept_on()? {
+            let task = connection::accept_loop(socket, listener.clone(), host.clone(), handshakes.clone());
+            tokio::spawn(task);
+        }
+        Ok(listener)
+    }
+
+    /// What is offered here.
+    pub fn exports(&self) -> &Exports {
+        &self.exports
+    }
+
+    /// Where clients reach an export of that name, as a URI.
+    pub fn uri(&self, name: &str) -> String {
+        self.bound.uri(name, self.tls.as_ref().map_or(TlsMode::Off, |tls| tls.mode()))
+    }
+
+    /// The address, as it was asked for.
+    pub fn address(&self) -> &NbdAddress {
+        self.bound.address()
+    }
+
+    /// Accept nothing more, and drop handshakes that are under way. The socket's file goes.
+    pub fn close(&self) {
+        self.closing.send_replace(true);
+        self.bound.unlink();
+    }
+
+    fn handshake_config(&self) -> Config {
+        let tls = match &self.tls {
+            None => server::TlsMode::Off,
+            Some(tls) if tls.mode() == TlsMode::Require => server::TlsMode::Required,
+            Some(_) => server::TlsMode::Optional,
+        };
+        Config { tls, ..Config::default() }
+    }
+}

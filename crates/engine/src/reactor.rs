@@ -1,0 +1,314 @@
+//! A reactor: one thread, its ring, the hardware queues and connections that it hosts.
+//!
+//! The control plane talks to it by [`Mail`] and a waker, and otherwise leaves it alone. One turn:
+//! wait, hand completions to their queues and socket events to the front-end, let touched queues
+//! finish, answer what is done, send. Nothing on this path blocks, and an idle reactor sleeps in one
+//! system call without a deadline.
+//!
+//! *Invariant:* what mail brings is done between turns, so a queue is opened and removed only while none
+//! of its requests is moving.
+
+use crate::device::{Device, DeviceError, Held, Lane, Mounted};
+use block::Request;
+use exports::nbd::{Front, Turn};
+use proto::nbd::Session;
+use queue::{Done, Owner, Queue, QueueConfig, QueueId, Queues};
+use ring::{EngineInfo, Event, KernelRing, RingConfig, Wait, Waker};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use tokio::sync::oneshot;
+
+/// The owner of requests that the reactor itself submits.
+const SELF: Owner = Owner(u32::MAX);
+/// Segments that one request's data may have: NBD payloads come in one piece.
+const SEGMENTS_PER_TAG: u16 = 4;
+
+/// A connection whose handshake is done.
+pub struct Adoption {
+    /// The socket, in its transmission phase.
+    pub fd: OwnedFd,
+    /// What was negotiated.
+    pub session: Session,
+    /// The device.
+    pub device: Arc<Device>,
+    /// Bytes received behind the handshake.
+    pub leftover: Vec<u8>,
+}
+
+enum Mail {
+    Adopt(Box<Adoption>),
+    /// Finish what the device's connections have asked for, close them, flush, drop the queue.
+    Retire(Arc<Device>, oneshot::Sender<bool>),
+    /// Close the device's connections whatever they still owe.
+    Abort(Arc<Device>),
+    Stop,
+}
+
+/// The control plane's end of a reactor.
+pub(crate) struct Reactor {
+    mail: Mutex<Sender<Mail>>,
+    waker: Waker,
+    engine: EngineInfo,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Reactor {
+    /// Start the thread and wait until its ring is up.
+    pub(crate) fn start(number: usize, config: RingConfig) -> io::Result<Reactor> {
+        let (mail, inbox) = channel();
+        let (ready, is_ready) = channel();
+        let thread = std::thread::Builder::new().name(format!("reactor-{number}")).spawn(move || {
+            match KernelRing::new(config) {
+                Ok(ring) => {
+                    let told = ready.send(Ok((ring.waker(), ring.engine().clone())));
+                    if told.is_ok() {
+                        State::new(number, ring, inbox).run();
+                    }
+                }
+                Err(error) => drop(ready.send(Err(error))),
+            }
+        })?;
+        let (waker, engine) = is_ready.recv().map_err(|_| io::Error::other("the reactor did not start"))??;
+        Ok(Reactor { mail: Mutex::new(mail), waker, engine, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Which engine its ring runs on, and why.
+    pub(crate) fn engine(&self) -> &EngineInfo {
+        &self.engine
+    }
+
+    pub(crate) fn adopt(&self, adoption: Adoption) {
+        self.post(Mail::Adopt(Box::new(adoption)));
+    }
+
+    /// Ends with whether the final flush went well once nothing of the device is left on this thread.
+    pub(crate) fn retire(&self, device: Arc<Device>) -> oneshot::Receiver<bool> {
+        let (done, is_done) = oneshot::channel();
+        self.post(Mail::Retire(device, done));
+        is_done
+    }
+
+    pub(crate) fn abort(&self, device: Arc<Device>) {
+        self.post(Mail::Abort(device));
+    }
+
+    /// Stop the thread and wait for it. Its queues must have been retired.
+    pub(crate) fn stop(&self) {
+        self.post(Mail::Stop);
+        let thread = self.thread.lock().unwrap_or_else(|e| e.into_inner()).take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+    }
+
+    fn post(&self, mail: Mail) {
+        // A reactor that is gone has nothing left that the mail could be about.
+        let _ = self.mail.lock().unwrap_or_else(|e| e.into_inner()).send(mail);
+        self.waker.wake();
+    }
+}
+
+/// A device that this thread serves.
+struct Hosted {
+    device: Arc<Device>,
+    lane: Arc<Lane>,
+    queue: QueueId,
+    held: Held,
+    retiring: Option<Retiring>,
+}
+
+struct Retiring {
+    done: oneshot::Sender<bool>,
+    /// `None` until the final flush was submitted, then how it ended.
+    flushed: Option<Option<bool>>,
+}
+
+struct State {
+    number: usize,
+    ring: KernelRing,
+    queues: Queues<KernelRing>,
+    front: Front,
+    inbox: Receiver<Mail>,
+    hosted: Vec<Hosted>,
+    stopping: bool,
+}
+
+impl State {
+    fn new(number: usize, ring: KernelRing, inbox: Receiver<Mail>) -> State {
+        State {
+            number,
+            ring,
+            queues: Queues::default(),
+            front: Front::default(),
+            inbox,
+            hosted: Vec::new(),
+            stopping: false,
+        }
+    }
+
+    fn run(mut self) {
+        let mut finished = Vec::new();
+        let mut done = Vec::new();
+        while !self.stopping {
+            let more = self.queues.any_touched() || self.front.is_dirty();
+            if let Err(error) = self.ring.turn(if more { Wait::No } else { Wait::UntilEvent }) {
+                tracing::error!(reactor = self.number, %error, "the ring failed");
+                return;
+            }
+            self.ring.look_at_clock();
+            let mut has_mail = false;
+            while let Some(event) = self.ring.next_event() {
+                match event {
+                    Event::Io { queue, cookie, result } => {
+                        self.queues.touch(queue).complete(cookie, result, &mut self.ring);
+                    }
+                    Event::Woken => has_mail = true,
+                    event => self
+                        .front
+                        .event(event, &mut Turn { ring: &mut self.ring, queues: &mut self.queues }),
+                }
+            }
+            if has_mail {
+                self.read_mail();
+            }
+            self.finish_turn(&mut finished, &mut done);
+        }
+    }
+
+    fn finish_turn(&mut self, finished: &mut Vec<QueueId>, done: &mut Vec<Done>) {
+        self.queues.turn(&mut self.ring, finished);
+        if !finished.is_empty() {
+            let now = self.ring.look_at_clock();
+            for &id in &*finished {
+                let queue = self.queues.get_mut(id);
+                queue.account(now);
+                queue.swap_done(done);
+                for end in done.drain(..) {
+                    if end.owner == SELF {
+                        self.flushed(id, end);
+                    } else {
+                        let turn = &mut Turn { ring: &mut self.ring, queues: &mut self.queues };
+                        self.front.done(id, end, turn);
+                    }
+                }
+            }
+        }
+        self.front.commit(&mut Turn { ring: &mut self.ring, queues: &mut self.queues });
+        if self.hosted.iter().any(|hosted| hosted.retiring.is_some()) {
+            self.go_on_retiring();
+        }
+    }
+
+    fn read_mail(&mut self) {
+        while let Ok(mail) = self.inbox.try_recv() {
+            match mail {
+                Mail::Adopt(adoption) => self.adopt(*adoption),
+                Mail::Retire(device, done) => self.retire(&device, done),
+                Mail::Abort(device) => {
+                    if let Some(id) = self.find(&device).map(|hosted| hosted.queue) {
+                        let turn = &mut Turn { ring: &mut self.ring, queues: &mut self.queues };
+                        self.front.abort_lane(id, turn);
+                    }
+                }
+                Mail::Stop => self.stopping = true,
+            }
+        }
+    }
+
+    fn find(&mut self, device: &Arc<Device>) -> Option<&mut Hosted> {
+        self.hosted.iter_mut().find(|hosted| Arc::ptr_eq(&hosted.device, device))
+    }
+
+    fn adopt(&mut self, adoption: Adoption) {
+        let Adoption { fd, session, device, leftover } = adoption;
+        let known = self.find(&device).map(|hosted| (hosted.queue, hosted.retiring.is_some()));
+        let queue = match known {
+            Some((_, true)) => return,
+            Some((queue, false)) => queue,
+            None => match self.host(&device) {
+                Ok(queue) => queue,
+                Err(error) => {
+                    tracing::error!(device = device.name(), %error, "no queue for a connection");
+                    return;
+                }
+            },
+        };
+        let turn = &mut Turn { ring: &mut self.ring, queues: &mut self.queues };
+        if let Err(error) = self.front.adopt(fd, session, queue, &leftover, turn) {
+            tracing::error!(device = device.name(), %error, "a connection could not be taken over");
+        }
+    }
+
+    /// Make a hardware queue for the device on this thread.
+    fn host(&mut self, device: &Arc<Device>) -> Result<QueueId, DeviceError> {
+        let id = self.queues.vacant();
+        let Mounted { stack, facts, held } = device.mount(&mut self.ring)?;
+        let config =
+            QueueConfig { id, depth: device.depth(), segments_per_tag: SEGMENTS_PER_TAG, timeout_ns: None };
+        let queue = Queue::new(config, stack)?;
+        let lane = device.add_lane(self.number, queue.stats().clone());
+        self.queues.insert(queue);
+        self.front.open_lane(id, device.depth(), facts, lane.connections.clone());
+        self.hosted.push(Hosted { device: device.clone(), lane, queue: id, held, retiring: None });
+        Ok(id)
+    }
+
+    fn retire(&mut self, device: &Arc<Device>, done: oneshot::Sender<bool>) {
+        let Some(hosted) = self.find(device) else {
+            // Nothing of it was ever here.
+            let _ = done.send(true);
+            return;
+        };
+        hosted.retiring = Some(Retiring { done, flushed: None });
+        let id = hosted.queue;
+        self.front.close_lane(id, &mut Turn { ring: &mut self.ring, queues: &mut self.queues });
+    }
+
+    /// Take devices that are being retired a step further: wait for connections, flush, drop.
+    fn go_on_retiring(&mut self) {
+        let mut position = 0;
+        while position < self.hosted.len() {
+            let hosted = &mut self.hosted[position];
+            let id = hosted.queue;
+            let Some(retiring) = &mut hosted.retiring else {
+                position += 1;
+                continue;
+            };
+            match retiring.flushed {
+                None if self.front.connections(id) == 0 => {
+                    let queue = self.queues.touch(id);
+                    if let Some(tag) = queue.tag() {
+                        retiring.flushed = Some(None);
+                        queue.submit(tag, SELF, Request::flush(), &mut self.ring);
+                    }
+                }
+                Some(Some(well)) => {
+                    let hosted = self.hosted.swap_remove(position);
+                    self.queues.remove(id);
+                    self.front.drop_lane(id);
+                    hosted.device.remove_lane(&hosted.lane);
+                    hosted.held.release(&mut self.ring);
+                    if let Some(retiring) = hosted.retiring {
+                        let _ = retiring.done.send(well);
+                    }
+                    continue;
+                }
+                _ => {}
+            }
+            position += 1;
+        }
+    }
+
+    fn flushed(&mut self, id: QueueId, end: Done) {
+        self.queues.get_mut(id).release(end.tag);
+        for hosted in self.hosted.iter_mut().filter(|hosted| hosted.queue == id) {
+            if let Some(retiring) = &mut hosted.retiring {
+                retiring.flushed = Some(Some(end.status.is_ok()));
+            }
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! One NBD connection in its transmission phase: what it has read and not yet done, what it owes.
+
+use super::outbox::{Outbox, Owed};
+use block::Segment;
+use proto::nbd::server::Order;
+use proto::nbd::{NbdError, Request, Session};
+use queue::QueueId;
+use ring::SocketId;
+use std::collections::VecDeque;
+
+/// Requests of one connection that were taken in and whose replies are not yet sent.
+pub(super) const UNANSWERED_MAX: u32 = 256;
+/// Bytes that those may move: what they hold of memory is at most this. Twice the largest request, so
+/// that one can be read while another is written.
+pub(super) const HELD_MAX: u64 = 64 << 20;
+
+/// What the next bytes from the client are.
+#[derive(Debug)]
+pub(super) enum Input {
+    /// A request header, of which the first `have` bytes are here.
+    Header {
+        /// Room for the longest header.
+        stash: [u8; 32],
+        /// Bytes of it that have come.
+        have: u8,
+    },
+    /// Nothing yet: this request waits until there is room for it.
+    Waiting(Request),
+    /// The payload of a request, of which the first `filled` bytes lie in `memory`.
+    Payload {
+        /// The request.
+        request: Request,
+        /// What it stands for; `None`: only its payload tells (block status).
+        order: Option<Order>,
+        /// Arena memory for all of it.
+        memory: Segment,
+        /// Bytes of it that have come.
+        filled: u32,
+    },
+    /// Payload of a request that was refused: to be thrown away, then answered.
+    Refused {
+        /// Bytes still to come.
+        left: u64,
+        /// The request.
+        request: Request,
+        /// Why.
+        error: NbdError,
+    },
+    /// Whatever comes is ignored: the connection is being closed.
+    Over,
+}
+
+impl Input {
+    pub(super) const START: Input = Input::Header { stash: [0; 32], have: 0 };
+}
+
+/// Who reads from the socket into what.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Receiving {
+    /// Nobody.
+    No,
+    /// The ring delivers chunks.
+    Chunks,
+    /// The ring was asked to stop that.
+    Stopping,
+    /// The ring fills the payload's memory.
+    Filling,
+}
+
+pub(super) struct Connection {
+    pub(super) socket: SocketId,
+    pub(super) queue: QueueId,
+    pub(super) session: Session,
+    pub(super) input: Input,
+    pub(super) receiving: Receiving,
+    /// Received and not looked at, because there was no room for what came before. In order.
+    pub(super) backlog: VecDeque<Segment>,
+    /// There was no room; what arrives goes to the backlog.
+    pub(super) paused: bool,
+    pub(super) outbox: Outbox,
+    /// Requests that are in the stack.
+    pub(super) in_stack: u32,
+    /// Requests taken in whose reply has not been sent.
+    pub(super) owed: Owed,
+    /// It takes in nothing more, pays what it owes and is then closed.
+    pub(super) ending: bool,
+    /// The ring was told to close the socket.
+    pub(super) closed: bool,
+    /// It is in the list of those that have something to send or take up again.
+    pub(super) dirty: bool,
+}
+
+impl Connection {
+    pub(super) fn new(socket: SocketId, queue: QueueId, session: Session) -> Connection {
+        Connection {
+            socket,
+            queue,
+            session,
+            input: Input::START,
+            receiving: Receiving::No,
+            backlog: VecDeque::new(),
+            paused: false,
+            outbox: Outbox::default(),
+            in_stack: 0,
+            owed: Owed::default(),
+            ending: false,
+            closed: false,
+            dirty: false,
+        }
+    }
+
+    /// Whether another request that moves `len` bytes may be taken in. One always may.
+    pub(super) fn has_room(&self, len: u64) -> bool {
+        self.owed.replies == 0 || (self.owed.replies < UNANSWERED_MAX && self.owed.bytes + len <= HELD_MAX)
+    }
+
+    /// Whether nothing of it is under way any more.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.in_stack == 0
+            && self.outbox.is_empty()
+            && !matches!(self.receiving, Receiving::Stopping | Receiving::Filling)
+    }
+}

@@ -1,0 +1,406 @@
+//! From bytes to requests: what a client sends, parsed where it lies.
+//!
+//! Bytes come as chunks (the ring's own memory, shared by all connections) or from the backlog (memory
+//! of the connection's, filled while there was no room). Either way [`Front::consume`] walks over them
+//! until they are used up or the next request has to wait.
+
+use super::connection::{Input, Receiving};
+use super::outbox::Owed;
+use super::{Front, Memory, Pdu, Stage, Turn};
+use block::{Bytes, Extent, Flags, Op, Request as BlockRequest, Segment};
+use proto::nbd::extents::StatusQuery;
+use proto::nbd::server::{self, Accepted, Order, Refused};
+use proto::nbd::{Command, CommandFlags, Request, request};
+use queue::{Owner, Ring};
+use ring::{Chunk, KernelRing};
+
+/// A payload of which this much is still to come is received straight into its memory; less is copied
+/// from chunks, which costs less than stopping and starting the stream of chunks.
+const DIRECT_FILL_MIN: u32 = 96 << 10;
+/// Reads from this length on are looked through for holes when the client can be told of them.
+const MAPPED_READ_MIN: u64 = 32 << 10;
+/// Bytes of extent records that a mapped read asks for: 32 stretches; what lies behind is data.
+const MAP_LEN: u32 = 512;
+/// Bytes of extent records for BLOCK_STATUS: 512 stretches a reply.
+const STATUS_LEN: u32 = 8 << 10;
+/// Descriptors that those can become, and one more for a part that belongs to two.
+pub(super) const DESCRIPTORS_MAX: usize = STATUS_LEN as usize / Extent::RECORD_LEN + 1;
+
+/// A copy of `bytes` in arena memory.
+pub(super) fn keep(bytes: &[u8], ring: &mut KernelRing) -> Option<Segment> {
+    let len = u32::try_from(bytes.len()).ok()?;
+    let memory = ring.allocate(len)?;
+    ring.bytes_mut(memory).copy_from_slice(bytes);
+    Some(memory)
+}
+
+/// What taking in a request makes a connection owe.
+pub(super) fn owed_for(request: &Request) -> Owed {
+    let moves_data = matches!(request.command, Command::Read | Command::Write);
+    Owed { replies: 1, bytes: if moves_data { request.len } else { 0 } }
+}
+
+/// Why bytes are left over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Wait {
+    /// For replies to be sent.
+    Room,
+    /// For a tag.
+    Tag,
+}
+
+impl Front {
+    /// The ring has received a chunk.
+    pub(super) fn received(&mut self, index: u32, segment: Segment, chunk: Chunk, turn: &mut Turn<'_>) {
+        if self.chunk_uses.len() <= chunk.index() {
+            self.chunk_uses.resize(chunk.index() + 1, 0);
+        }
+        self.chunk_uses[chunk.index()] = 1;
+        let waits = self.connection(index).is_some_and(|c| c.paused);
+        let used = if waits { 0 } else { self.consume(index, segment, Some(chunk), turn) };
+        if used < segment.len {
+            self.put_aside(index, segment.slice(used, segment.len - used), turn);
+        }
+        self.release_chunk(chunk, turn.ring);
+        self.fill_directly(index, turn);
+    }
+
+    /// Keep what cannot be looked at now, and have no more come.
+    fn put_aside(&mut self, index: u32, rest: Segment, turn: &mut Turn<'_>) {
+        let Some(connection) = self.connection_mut(index) else { return };
+        if connection.ending {
+            return;
+        }
+        let Some(memory) = turn.ring.allocate(rest.len) else { return self.end(index, turn) };
+        turn.ring.copy(rest, memory);
+        connection.backlog.push_back(memory);
+        if connection.receiving == Receiving::Chunks {
+            connection.receiving = Receiving::Stopping;
+            turn.ring.receive_stop(connection.socket);
+        }
+    }
+
+    /// Go on with what waited, then with what the socket has.
+    pub(super) fn take_up(&mut self, index: u32, turn: &mut Turn<'_>) {
+        loop {
+            let Some(connection) = self.connection_mut(index) else { return };
+            connection.paused = false;
+            let Some(segment) = connection.backlog.pop_front() else { break };
+            let used = self.consume(index, segment, None, turn);
+            let Some(connection) = self.connection_mut(index) else { return };
+            if used < segment.len && !connection.ending {
+                // The arena frees by the whole block, so what is left moves to one of its own.
+                return self.put_back(index, segment, used, turn);
+            }
+            turn.ring.free(segment);
+            if connection.ending {
+                return;
+            }
+        }
+        // A request may still wait with nothing behind it.
+        self.consume(index, Segment::EMPTY, None, turn);
+        self.fill_directly(index, turn);
+        let Some(connection) = self.connection_mut(index) else { return };
+        if connection.receiving == Receiving::No && !connection.paused && !connection.ending {
+            connection.receiving = Receiving::Chunks;
+            turn.ring.receive(connection.socket);
+        }
+    }
+
+    fn put_back(&mut self, index: u32, segment: Segment, used: u32, turn: &mut Turn<'_>) {
+        let Some(connection) = self.connection_mut(index) else { return };
+        if used == 0 {
+            return connection.backlog.push_front(segment);
+        }
+        let rest = segment.slice(used, segment.len - used);
+        match turn.ring.allocate(rest.len) {
+            Some(memory) => {
+                turn.ring.copy(rest, memory);
+                connection.backlog.push_front(memory);
+                turn.ring.free(segment);
+            }
+            None => {
+                turn.ring.free(segment);
+                self.end(index, turn);
+            }
+        }
+    }
+
+    /// Use up as much of `segment` as there is room for; returns how much that was.
+    fn consume(&mut self, index: u32, segment: Segment, chunk: Option<Chunk>, turn: &mut Turn<'_>) -> u32 {
+        let mut at = 0;
+        loop {
+            let Some(connection) = self.connection_mut(index) else { return segment.len };
+            let rest = segment.slice(at, segment.len - at);
+            match &mut connection.input {
+                Input::Header { stash, have } => {
+                    let extended = connection.session.extended();
+                    let (want, bytes) = (request::header_len(extended), turn.ring.bytes(rest));
+                    let header = if *have == 0 && bytes.len() >= want {
+                        at += want as u32;
+                        &bytes[..want]
+                    } else {
+                        let filled = usize::from(*have);
+                        let taken = bytes.len().min(want - filled);
+                        stash[filled..filled + taken].copy_from_slice(&bytes[..taken]);
+                        *have += taken as u8;
+                        at += taken as u32;
+                        &stash[..filled + taken]
+                    };
+                    match request::parse(header, extended) {
+                        Ok(Some((request, _))) => connection.input = Input::Waiting(request),
+                        Ok(None) => return at,
+                        // The stream cannot be followed any further.
+                        Err(_) => {
+                            self.end(index, turn);
+                            return segment.len;
+                        }
+                    }
+                }
+                Input::Waiting(request) => {
+                    let request = *request;
+                    match self.admit(index, request, rest, chunk, turn) {
+                        Ok(used) => at += used,
+                        Err(wait) => {
+                            self.pause(index, wait, turn);
+                            return at;
+                        }
+                    }
+                }
+                Input::Payload { memory, filled, .. } => {
+                    let part = rest.len.min(memory.len - *filled);
+                    turn.ring.copy(rest.slice(0, part), memory.slice(*filled, part));
+                    *filled += part;
+                    at += part;
+                    if *filled < memory.len {
+                        return at;
+                    }
+                    if let Err(wait) = self.payload_complete(index, turn) {
+                        self.pause(index, wait, turn);
+                        return at;
+                    }
+                }
+                Input::Refused { left, request, error } => {
+                    let part = u64::from(rest.len).min(*left);
+                    *left -= part;
+                    at += part as u32;
+                    if *left > 0 {
+                        return at;
+                    }
+                    let (request, error) = (*request, *error);
+                    connection.input = Input::START;
+                    self.answer_at_once(index, &request, Some(error), turn);
+                }
+                Input::Over => return segment.len,
+            }
+        }
+    }
+
+    fn pause(&mut self, index: u32, wait: Wait, turn: &mut Turn<'_>) {
+        let Some(connection) = self.connection_mut(index) else { return };
+        connection.paused = true;
+        match wait {
+            Wait::Tag => self.starved.push_back(index),
+            // Nothing of its own will make room: the arena is exhausted.
+            Wait::Room if connection.owed.replies == 0 => self.end(index, turn),
+            Wait::Room => {}
+        }
+    }
+
+    /// Take a request in: check it, give it memory and, when its payload is here, a tag. Returns how
+    /// many of the bytes behind its header were used.
+    fn admit(
+        &mut self,
+        index: u32,
+        request: Request,
+        rest: Segment,
+        chunk: Option<Chunk>,
+        turn: &mut Turn<'_>,
+    ) -> Result<u32, Wait> {
+        let Some(connection) = self.connection_mut(index) else { return Ok(0) };
+        if !connection.has_room(owed_for(&request).bytes) {
+            return Err(Wait::Room);
+        }
+        let order = match server::check(&connection.session, &request) {
+            Ok(Accepted::Submit(order)) => order,
+            Ok(Accepted::Status(query)) => {
+                self.submit_status(index, &request, query, turn)?;
+                return Ok(0);
+            }
+            Ok(Accepted::StatusPayload) => return self.await_payload(index, request, None, turn),
+            Ok(Accepted::Empty) => {
+                connection.input = Input::START;
+                self.answer_at_once(index, &request, None, turn);
+                return Ok(0);
+            }
+            Ok(Accepted::Disconnect) | Err(Refused::Drop(_)) => {
+                self.end(index, turn);
+                return Ok(0);
+            }
+            Err(Refused::Reply(error)) if request.payload_len > 0 => {
+                connection.input = Input::Refused { left: request.payload_len, request, error };
+                return Ok(0);
+            }
+            Err(Refused::Reply(error)) => {
+                connection.input = Input::START;
+                self.answer_at_once(index, &request, Some(error), turn);
+                return Ok(0);
+            }
+        };
+        match chunk {
+            _ if request.payload_len == 0 => {
+                self.submit(index, &request, order, Memory::None, turn)?;
+                Ok(0)
+            }
+            Some(chunk) if u64::from(rest.len) >= request.payload_len => {
+                self.chunk_uses[chunk.index()] += 1;
+                let payload = rest.slice(0, request.payload_len as u32);
+                let outcome = self.submit(index, &request, order, Memory::Chunk(chunk, payload), turn);
+                if outcome.is_err() {
+                    self.release_chunk(chunk, turn.ring);
+                }
+                outcome.map(|()| payload.len)
+            }
+            _ => self.await_payload(index, request, Some(order), turn),
+        }
+    }
+
+    /// Have the payload of a request come into memory of its own.
+    fn await_payload(
+        &mut self,
+        index: u32,
+        request: Request,
+        order: Option<Order>,
+        turn: &mut Turn<'_>,
+    ) -> Result<u32, Wait> {
+        let memory = turn.ring.allocate(request.payload_len as u32).ok_or(Wait::Room)?;
+        if let Some(connection) = self.connection_mut(index) {
+            connection.input = Input::Payload { request, order, memory, filled: 0 };
+        }
+        Ok(0)
+    }
+
+    /// All of a payload is here.
+    fn payload_complete(&mut self, index: u32, turn: &mut Turn<'_>) -> Result<(), Wait> {
+        let Some(connection) = self.connection_mut(index) else { return Ok(()) };
+        let Input::Payload { request, order, memory, .. } = connection.input else { return Ok(()) };
+        match order {
+            Some(order) => self.submit(index, &request, order, Memory::Own(memory), turn),
+            None => {
+                let query = server::status_query(&connection.session, &request, turn.ring.bytes(memory));
+                match query {
+                    Ok(query) => self.submit_status(index, &request, query, turn)?,
+                    Err(error) => {
+                        connection.input = Input::START;
+                        self.answer_at_once(index, &request, Some(error), turn);
+                    }
+                }
+                turn.ring.free(memory);
+                Ok(())
+            }
+        }
+    }
+
+    /// Hand an order to the stack.
+    fn submit(
+        &mut self,
+        index: u32,
+        request: &Request,
+        order: Order,
+        mut memory: Memory,
+        turn: &mut Turn<'_>,
+    ) -> Result<(), Wait> {
+        let Some(connection) = self.connection(index) else { return Ok(()) };
+        let Some(lane) = &self.lanes[usize::from(connection.queue.0)] else { return Ok(()) };
+        let Order { mut op, mut flags, offset, len } = order;
+        let mut stage = Stage::Only;
+        if op == Op::Read {
+            let mapped = lane.facts.sparse
+                && len.0 >= MAPPED_READ_MIN
+                && connection.session.structured()
+                && !request.flags.has(CommandFlags::DF);
+            if mapped {
+                (op, stage) = (Op::Extents, Stage::Map);
+                memory = Memory::Own(turn.ring.allocate(MAP_LEN).ok_or(Wait::Room)?);
+            } else if lane.facts.lends {
+                flags = flags.with(Flags::MAY_LEND);
+            } else {
+                memory = Memory::Own(turn.ring.allocate(len.0 as u32).ok_or(Wait::Room)?);
+            }
+        }
+        let req = BlockRequest { offset, len, data: memory.data(), op, flags };
+        self.enter(index, Pdu { request: *request, query: None, memory, stage }, req, turn)
+    }
+
+    /// Ask the stack how a range is backed.
+    fn submit_status(
+        &mut self,
+        index: u32,
+        request: &Request,
+        query: StatusQuery,
+        turn: &mut Turn<'_>,
+    ) -> Result<(), Wait> {
+        let room = if query.one { 4 * Extent::RECORD_LEN as u32 } else { STATUS_LEN };
+        let memory = Memory::Own(turn.ring.allocate(room).ok_or(Wait::Room)?);
+        let mut req = BlockRequest::new(Op::Extents, Bytes(query.offset), Bytes(query.len));
+        req.data = memory.data();
+        self.enter(index, Pdu { request: *request, query: Some(query), memory, stage: Stage::Only }, req, turn)
+    }
+
+    /// Give a request a tag and start it. Without a tag, memory that was made for it is given back.
+    fn enter(&mut self, index: u32, pdu: Pdu, req: BlockRequest, turn: &mut Turn<'_>) -> Result<(), Wait> {
+        let Some(connection) = self.connections[index as usize].as_mut() else { return Ok(()) };
+        let Some(lane) = self.lanes[usize::from(connection.queue.0)].as_mut() else { return Ok(()) };
+        let queue = turn.queues.touch(connection.queue);
+        let Some(tag) = queue.tag() else {
+            let waits_in_input = matches!(connection.input, Input::Payload { order: Some(_), .. });
+            if let (Memory::Own(memory), false) = (pdu.memory, waits_in_input) {
+                turn.ring.free(memory);
+            }
+            return Err(Wait::Tag);
+        };
+        lane.pdus[tag.index()] = pdu;
+        connection.input = Input::START;
+        connection.in_stack += 1;
+        connection.owed.add(owed_for(&pdu.request));
+        queue.submit(tag, Owner(index), req, turn.ring);
+        Ok(())
+    }
+
+    /// When much of a payload is still to come, have it received where it belongs.
+    fn fill_directly(&mut self, index: u32, turn: &mut Turn<'_>) {
+        let Some(connection) = self.connection_mut(index) else { return };
+        let Input::Payload { memory, filled, .. } = connection.input else { return };
+        if memory.len - filled < DIRECT_FILL_MIN || !connection.backlog.is_empty() || connection.ending {
+            return;
+        }
+        match connection.receiving {
+            Receiving::Chunks => {
+                connection.receiving = Receiving::Stopping;
+                turn.ring.receive_stop(connection.socket);
+            }
+            Receiving::No => {
+                connection.receiving = Receiving::Filling;
+                let rest = memory.slice(filled, memory.len - filled);
+                turn.ring.receive_into(connection.socket, rest);
+            }
+            Receiving::Stopping | Receiving::Filling => {}
+        }
+    }
+
+    /// The ring has filled the payload's memory, or met the end of the stream.
+    pub(super) fn filled(&mut self, index: u32, result: i64, turn: &mut Turn<'_>) {
+        let Some(connection) = self.connection_mut(index) else { return };
+        connection.receiving = Receiving::No;
+        let Input::Payload { memory, filled, .. } = &mut connection.input else { return };
+        let whole = result == i64::from(memory.len - *filled);
+        if connection.ending || !whole {
+            turn.ring.free(*memory);
+            connection.input = Input::Over;
+            self.end(index, turn);
+            return self.mark(index);
+        }
+        *filled = memory.len;
+        self.mark(index);
+    }
+}

@@ -1,0 +1,343 @@
+//! The NBD export: connections in their transmission phase, on one reactor thread.
+//!
+//! Handshakes and TLS happen elsewhere; a connection arrives here with its [`Session`] settled. What
+//! the client sends is parsed where the ring received it: the payload of a small write goes to the
+//! backend from there, a large one is received into memory of its own. Each request becomes a tag of
+//! the device's hardware queue; what a turn completes is answered in one send for each connection.
+//!
+//! *Invariant:* a receive chunk is held only by requests that are whole and in the stack, so a client
+//! that stalls holds none. *Invariant:* a connection owes at most [`UNANSWERED_MAX`] replies moving at
+//! most [`HELD_MAX`] bytes; beyond that it is not read from.
+//!
+//! Not here: the handshake, listeners, TLS, and anything about which backends exist.
+
+mod connection;
+mod intake;
+mod outbox;
+mod reply;
+
+use block::{Data, Segment};
+use connection::{Connection, Input, Receiving};
+pub use connection::{HELD_MAX, UNANSWERED_MAX};
+use proto::nbd::extents::StatusQuery;
+use proto::nbd::{Command, Request, Session};
+use queue::{QueueId, Queues};
+use ring::{Chunk, Event, KernelRing, ReceiveEnd};
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// What the front-end knows about the device behind a hardware queue.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceFacts {
+    /// A read answers with memory of the device itself, so none need be brought.
+    pub lends: bool,
+    /// It knows holes: large structured reads ask for them.
+    pub sparse: bool,
+}
+
+/// A request that is in the stack.
+#[derive(Clone, Copy, Debug)]
+struct Pdu {
+    request: Request,
+    /// What a block status request asks about; `None` for all others.
+    query: Option<StatusQuery>,
+    memory: Memory,
+    stage: Stage,
+}
+
+impl Pdu {
+    const VACANT: Pdu = Pdu {
+        request: Request::new(Command::Flush, 0, 0, 0),
+        query: None,
+        memory: Memory::None,
+        stage: Stage::Only,
+    };
+}
+
+/// Whose memory a request's data is.
+#[derive(Clone, Copy, Debug)]
+enum Memory {
+    None,
+    /// Ours, from the arena.
+    Own(Segment),
+    /// Part of a chunk that the ring received.
+    Chunk(Chunk, Segment),
+}
+
+impl Memory {
+    fn data(self) -> Data {
+        match self {
+            Memory::None => Data::NONE,
+            Memory::Own(segment) | Memory::Chunk(_, segment) => Data::One(segment),
+        }
+    }
+}
+
+/// Where a request of several steps is.
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    /// It has one step.
+    Only,
+    /// A large structured read that asks for holes first.
+    Map,
+    /// The same, reading now; the extents that were found.
+    Mapped(Segment),
+}
+
+struct Lane {
+    facts: DeviceFacts,
+    pdus: Box<[Pdu]>,
+    /// How many there are, for whoever asks.
+    connections: Arc<AtomicU32>,
+}
+
+/// The NBD connections of one reactor.
+#[derive(Default)]
+pub struct Front {
+    connections: Vec<Option<Connection>>,
+    lanes: Vec<Option<Lane>>,
+    /// Requests that still use each chunk, and one more while it is being parsed.
+    chunk_uses: Vec<u32>,
+    /// Connections with something to send or to take up again this turn.
+    dirty: Vec<u32>,
+    /// Connections that wait for a tag of their queue, first come first served.
+    starved: VecDeque<u32>,
+    /// The empty vector that `dirty` changes places with.
+    spare_list: Vec<u32>,
+    /// Where the reply to a block status request is put together.
+    status_reply: Vec<u8>,
+}
+
+/// What the front-end works with during a turn.
+pub struct Turn<'a> {
+    /// The thread's ring.
+    pub ring: &'a mut KernelRing,
+    /// The thread's queues.
+    pub queues: &'a mut Queues<KernelRing>,
+}
+
+impl Front {
+    /// Serve connections to the device behind this queue, which has `depth` tags. Their number is kept
+    /// in `connections`.
+    pub fn open_lane(
+        &mut self,
+        queue: QueueId,
+        depth: u16,
+        facts: DeviceFacts,
+        connections: Arc<AtomicU32>,
+    ) {
+        let index = usize::from(queue.0);
+        if self.lanes.len() <= index {
+            self.lanes.resize_with(index + 1, || None);
+        }
+        self.lanes[index] = Some(Lane { facts, pdus: vec![Pdu::VACANT; depth.into()].into(), connections });
+    }
+
+    /// The device behind this queue is gone; it had no connections left.
+    pub fn drop_lane(&mut self, queue: QueueId) {
+        self.lanes[usize::from(queue.0)] = None;
+    }
+
+    /// Connections to the device behind this queue.
+    pub fn connections(&self, queue: QueueId) -> u32 {
+        self.lanes[usize::from(queue.0)].as_ref().map_or(0, |lane| lane.connections.load(Relaxed))
+    }
+
+    fn count_connection(&mut self, queue: QueueId, by: i32) {
+        if let Some(lane) = &self.lanes[usize::from(queue.0)] {
+            lane.connections.store(lane.connections.load(Relaxed).wrapping_add_signed(by), Relaxed);
+        }
+    }
+
+    /// Take over a connection whose handshake is done. `leftover`: bytes behind the handshake that were
+    /// received already.
+    ///
+    /// # Errors
+    /// The socket cannot be given to the ring.
+    pub fn adopt(
+        &mut self,
+        fd: OwnedFd,
+        session: Session,
+        queue: QueueId,
+        leftover: &[u8],
+        turn: &mut Turn<'_>,
+    ) -> std::io::Result<()> {
+        let index = self.connections.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.connections.push(None);
+            self.connections.len() - 1
+        });
+        let socket = turn.ring.add_socket(fd, index as u32)?;
+        let mut connection = Connection::new(socket, queue, session);
+        if !leftover.is_empty() {
+            let memory = intake::keep(leftover, turn.ring).ok_or(std::io::ErrorKind::OutOfMemory)?;
+            connection.backlog.push_back(memory);
+            connection.paused = true;
+        }
+        self.connections[index] = Some(connection);
+        self.count_connection(queue, 1);
+        self.mark(index as u32);
+        Ok(())
+    }
+
+    /// Stop taking in requests for this device; what was taken in is answered, then connections close.
+    pub fn close_lane(&mut self, queue: QueueId, turn: &mut Turn<'_>) {
+        for index in 0..self.connections.len() as u32 {
+            if self.connection(index).is_some_and(|c| c.queue == queue) {
+                self.end(index, turn);
+            }
+        }
+    }
+
+    /// Close connections to this device now, whatever they owe.
+    pub fn abort_lane(&mut self, queue: QueueId, turn: &mut Turn<'_>) {
+        self.close_lane(queue, turn);
+        for connection in self.connections.iter_mut().flatten().filter(|c| c.queue == queue) {
+            if !std::mem::replace(&mut connection.closed, true) {
+                turn.ring.close(connection.socket);
+            }
+        }
+    }
+
+    /// Something happened on a socket.
+    pub fn event(&mut self, event: Event, turn: &mut Turn<'_>) {
+        match event {
+            Event::Received { owner, segment, chunk, .. } => self.received(owner, segment, chunk, turn),
+            Event::ReceiveEnded { owner, end, .. } => self.receive_ended(owner, end, turn),
+            Event::Filled { owner, result, .. } => self.filled(owner, result, turn),
+            Event::Sent { owner, result, .. } => self.sent(owner, result, turn),
+            Event::Closed { owner, .. } => self.gone(owner, turn),
+            Event::Io { .. } | Event::Woken => debug_assert!(false, "not a socket's event: {event:?}"),
+        }
+    }
+
+    /// The end of a batch: send what has gathered, and take up what waited for room.
+    pub fn commit(&mut self, turn: &mut Turn<'_>) {
+        for _ in 0..self.starved.len() {
+            let Some(index) = self.starved.pop_front() else { break };
+            self.mark(index);
+        }
+        let mut list = std::mem::replace(&mut self.dirty, std::mem::take(&mut self.spare_list));
+        for index in list.drain(..) {
+            let Some(connection) = self.connection_mut(index) else { continue };
+            connection.dirty = false;
+            if connection.closed {
+                continue;
+            }
+            connection.outbox.start(connection.socket, turn.ring);
+            if connection.ending {
+                self.close_if_quiet(index, turn);
+            } else {
+                self.take_up(index, turn);
+            }
+        }
+        self.spare_list = list;
+    }
+
+    /// Whether [`commit`](Front::commit) has something left to do.
+    pub fn is_dirty(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    fn connection(&self, index: u32) -> Option<&Connection> {
+        self.connections.get(index as usize)?.as_ref()
+    }
+
+    fn connection_mut(&mut self, index: u32) -> Option<&mut Connection> {
+        self.connections.get_mut(index as usize)?.as_mut()
+    }
+
+    fn mark(&mut self, index: u32) {
+        let Some(connection) = self.connection_mut(index) else { return };
+        if !std::mem::replace(&mut connection.dirty, true) {
+            self.dirty.push(index);
+        }
+    }
+
+    /// Take in nothing more from this client.
+    fn end(&mut self, index: u32, turn: &mut Turn<'_>) {
+        let Some(connection) = self.connection_mut(index) else { return };
+        if std::mem::replace(&mut connection.ending, true) {
+            return;
+        }
+        connection.paused = false;
+        connection.backlog.drain(..).for_each(|segment| turn.ring.free(segment));
+        match connection.receiving {
+            // The kernel writes to the payload's memory: `filled` frees it.
+            Receiving::Filling => {}
+            receiving => {
+                if let Input::Payload { memory, .. } = std::mem::replace(&mut connection.input, Input::Over) {
+                    turn.ring.free(memory);
+                }
+                if receiving == Receiving::Chunks {
+                    connection.receiving = Receiving::Stopping;
+                    turn.ring.receive_stop(connection.socket);
+                }
+            }
+        }
+        self.mark(index);
+    }
+
+    fn close_if_quiet(&mut self, index: u32, turn: &mut Turn<'_>) {
+        let Some(connection) = self.connection_mut(index) else { return };
+        if connection.ending && connection.is_quiet() && !std::mem::replace(&mut connection.closed, true) {
+            turn.ring.close(connection.socket);
+        }
+    }
+
+    fn receive_ended(&mut self, index: u32, end: ReceiveEnd, turn: &mut Turn<'_>) {
+        let Some(connection) = self.connection_mut(index) else { return };
+        connection.receiving = Receiving::No;
+        match end {
+            ReceiveEnd::Stopped => self.mark(index),
+            ReceiveEnd::Eof | ReceiveEnd::Error(_) => {
+                self.end(index, turn);
+                self.mark(index);
+            }
+        }
+    }
+
+    fn sent(&mut self, index: u32, result: i64, turn: &mut Turn<'_>) {
+        let Some(connection) = self.connection_mut(index) else { return };
+        let paid = connection.outbox.sent(turn.ring);
+        connection.owed.pay(paid);
+        if result < 0 {
+            let lost = connection.outbox.discard(turn.ring);
+            connection.owed.pay(lost);
+            self.end(index, turn);
+        }
+        let Some(connection) = self.connection(index) else { return };
+        if connection.paused || connection.ending || !connection.outbox.is_empty() {
+            self.mark(index);
+        }
+    }
+
+    /// The ring is done with the socket. Requests of it may still be in the stack (after an abort): the
+    /// connection goes when the last of them has ended.
+    fn gone(&mut self, index: u32, turn: &mut Turn<'_>) {
+        let Some(connection) = self.connection_mut(index) else { return };
+        connection.closed = true;
+        connection.receiving = Receiving::No;
+        connection.outbox.discard(turn.ring);
+        connection.backlog.drain(..).for_each(|segment| turn.ring.free(segment));
+        if connection.in_stack == 0 {
+            self.forget(index);
+        }
+    }
+
+    fn forget(&mut self, index: u32) {
+        let Some(connection) = self.connections.get_mut(index as usize).and_then(Option::take) else { return };
+        self.starved.retain(|&waiting| waiting != index);
+        self.dirty.retain(|&waiting| waiting != index);
+        self.count_connection(connection.queue, -1);
+    }
+
+    fn release_chunk(&mut self, chunk: Chunk, ring: &mut KernelRing) {
+        let uses = &mut self.chunk_uses[chunk.index()];
+        *uses -= 1;
+        if *uses == 0 {
+            ring.give_back(chunk);
+        }
+    }
+}

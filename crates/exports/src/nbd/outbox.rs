@@ -1,0 +1,161 @@
+//! Replies on their way out of one connection.
+//!
+//! Reply headers are written into a block of arena memory, data stays where it is; what one turn
+//! produced leaves in one `sendmsg`. While that is under way the next batch gathers. Blocks are taken
+//! when the first reply needs one and given back when it was sent: an idle connection holds none.
+
+use block::Segment;
+use queue::Ring;
+use ring::{KernelRing, SocketId};
+use std::collections::VecDeque;
+
+/// Bytes of headers in one batch: 585 structured replies.
+const HEADERS_LEN: u32 = 16 << 10;
+/// Pieces in one batch; `IOV_MAX` is 1024, and a reply adds two at most.
+const PIECES_MAX: usize = 1000;
+
+#[derive(Default)]
+struct Batch {
+    headers: Option<Segment>,
+    used: u32,
+    pieces: Vec<Segment>,
+    /// Arena memory to give back once it is sent.
+    memory: Vec<Segment>,
+    owed: Owed,
+}
+
+/// What a connection owes its client: counted when taken in, paid when the reply is sent.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(super) struct Owed {
+    /// Requests.
+    pub(super) replies: u32,
+    /// Bytes of data that they move.
+    pub(super) bytes: u64,
+}
+
+impl Owed {
+    pub(super) fn add(&mut self, other: Owed) {
+        self.replies += other.replies;
+        self.bytes += other.bytes;
+    }
+
+    pub(super) fn pay(&mut self, other: Owed) {
+        self.replies -= other.replies;
+        self.bytes -= other.bytes;
+    }
+}
+
+/// The replies of one connection.
+#[derive(Default)]
+pub(super) struct Outbox {
+    batches: VecDeque<Batch>,
+    /// The first batch is with the ring.
+    sending: bool,
+    /// Batches that were sent, for their vectors.
+    spare: Vec<Batch>,
+}
+
+/// The arena has no room for reply headers.
+#[derive(Debug)]
+pub(super) struct NoMemory;
+
+impl Outbox {
+    /// The batch that gathers, with room for one more reply of `len` header bytes.
+    fn open(&mut self, len: u32, ring: &mut KernelRing) -> Result<&mut Batch, NoMemory> {
+        let first_open = usize::from(self.sending);
+        let full = |b: &Batch| b.used + len > HEADERS_LEN || b.pieces.len() + 2 > PIECES_MAX;
+        if self.batches.len() <= first_open || self.batches.back().is_some_and(full) {
+            let mut batch = self.spare.pop().unwrap_or_default();
+            batch.headers = Some(ring.allocate(HEADERS_LEN).ok_or(NoMemory)?);
+            self.batches.push_back(batch);
+        }
+        self.batches.back_mut().ok_or(NoMemory)
+    }
+
+    /// Add `header`, then `data`.
+    #[inline]
+    pub(super) fn push(
+        &mut self,
+        header: &[u8],
+        data: Option<Segment>,
+        ring: &mut KernelRing,
+    ) -> Result<(), NoMemory> {
+        let batch = self.open(header.len() as u32, ring)?;
+        let Some(block) = batch.headers else { return Err(NoMemory) };
+        let place = block.slice(batch.used, header.len() as u32);
+        ring.bytes_mut(place).copy_from_slice(header);
+        batch.used += header.len() as u32;
+        match batch.pieces.last_mut() {
+            // Replies without data lie one behind the other: one piece.
+            Some(last) if last.region == place.region && last.offset + u64::from(last.len) == place.offset => {
+                last.len += place.len;
+            }
+            _ => batch.pieces.push(place),
+        }
+        batch.pieces.extend(data);
+        Ok(())
+    }
+
+    /// With what was pushed last, a request is answered that moved so many bytes.
+    #[inline]
+    pub(super) fn answered(&mut self, bytes: u64) {
+        if let Some(batch) = self.batches.back_mut() {
+            batch.owed.add(Owed { replies: 1, bytes });
+        }
+    }
+
+    /// Give this memory back once everything pushed so far has been sent.
+    pub(super) fn free_when_sent(&mut self, memory: Segment, ring: &mut KernelRing) {
+        match self.batches.back_mut() {
+            Some(batch) => batch.memory.push(memory),
+            None => ring.free(memory),
+        }
+    }
+
+    /// Start to send what has gathered, unless something is on its way.
+    pub(super) fn start(&mut self, socket: SocketId, ring: &mut KernelRing) {
+        if self.sending {
+            return;
+        }
+        if let Some(batch) = self.batches.front() {
+            ring.send(socket, &batch.pieces);
+            self.sending = true;
+        }
+    }
+
+    /// The batch on its way is out, or lost. Returns what it paid.
+    pub(super) fn sent(&mut self, ring: &mut KernelRing) -> Owed {
+        self.sending = false;
+        match self.batches.pop_front() {
+            Some(batch) => self.recycle(batch, ring),
+            None => Owed::default(),
+        }
+    }
+
+    fn recycle(&mut self, mut batch: Batch, ring: &mut KernelRing) -> Owed {
+        batch.memory.drain(..).chain(batch.headers.take()).for_each(|segment| ring.free(segment));
+        batch.pieces.clear();
+        batch.used = 0;
+        let owed = std::mem::take(&mut batch.owed);
+        if self.spare.len() < 2 {
+            self.spare.push(batch);
+        }
+        owed
+    }
+
+    /// Drop what is not with the ring. Returns what that would have paid.
+    pub(super) fn discard(&mut self, ring: &mut KernelRing) -> Owed {
+        let keep = usize::from(self.sending);
+        let mut owed = Owed::default();
+        while self.batches.len() > keep {
+            let Some(batch) = self.batches.pop_back() else { break };
+            owed.add(self.recycle(batch, ring));
+        }
+        owed
+    }
+
+    /// Whether there is nothing to send and nothing being sent.
+    pub(super) fn is_empty(&self) -> bool {
+        self.batches.is_empty()
+    }
+}

@@ -1,0 +1,254 @@
+//! From ended requests to replies.
+//!
+//! A request's tag goes back to its queue as soon as its reply has been written down; data stays where
+//! it is until the ring has sent it.
+
+use super::intake::{DESCRIPTORS_MAX, owed_for};
+use super::outbox::NoMemory;
+use super::{Front, Memory, Pdu, Stage, Turn};
+use block::{Bytes, Data, Extent, Flags, Op, Request as BlockRequest, Segment, Status};
+use proto::nbd::reply::MAX_FIXED;
+use proto::nbd::extents::{put_block_status, reply_len};
+use proto::nbd::{Command, NbdError, Request, Style, error_of};
+use queue::{Done, Owner, QueueId, Ring};
+use ring::KernelRing;
+
+impl Front {
+    /// A request that we submitted to this queue is over.
+    pub fn done(&mut self, queue_id: QueueId, done: Done, turn: &mut Turn<'_>) {
+        let Done { tag, owner: Owner(index), status } = done;
+        let Some(lane) = self.lanes[usize::from(queue_id.0)].as_mut() else { return };
+        let pdu = lane.pdus[tag.index()];
+        let lends = lane.facts.lends;
+        let queue = turn.queues.get_mut(queue_id);
+        let data = match queue.request(tag).data {
+            Data::One(segment) => segment,
+            // We submit single segments only.
+            Data::Run { .. } => Segment::EMPTY,
+        };
+        let step = match pdu.stage {
+            Stage::Map if status.is_ok() => self.mapped(index, &pdu, lends, turn),
+            _ => Step::Reply,
+        };
+        match step {
+            Step::Read(pdu, req) => {
+                if let Some(lane) = self.lanes[usize::from(queue_id.0)].as_mut() {
+                    lane.pdus[tag.index()] = pdu;
+                }
+                return turn.queues.touch(queue_id).submit(tag, Owner(index), req, turn.ring);
+            }
+            Step::Reply => {
+                turn.queues.get_mut(queue_id).release(tag);
+                if self.reply(index, &pdu, status, data, turn).is_err() {
+                    self.end(index, turn);
+                }
+            }
+        }
+        match pdu.memory {
+            Memory::Chunk(chunk, _) => self.release_chunk(chunk, turn.ring),
+            Memory::Own(memory) => self.free_when_sent(index, memory, turn.ring),
+            Memory::None => {}
+        }
+        if let Stage::Mapped(extents) = pdu.stage {
+            turn.ring.free(extents);
+        }
+        let Some(connection) = self.connection_mut(index) else { return };
+        connection.in_stack -= 1;
+        if connection.closed && connection.in_stack == 0 {
+            return self.forget(index);
+        }
+        self.mark(index);
+    }
+
+    fn free_when_sent(&mut self, index: u32, memory: Segment, ring: &mut KernelRing) {
+        match self.connection_mut(index) {
+            Some(connection) if !connection.closed => connection.outbox.free_when_sent(memory, ring),
+            _ => ring.free(memory),
+        }
+    }
+
+    /// The extents under a large read are known: read it, unless it is one hole.
+    fn mapped(&mut self, index: u32, pdu: &Pdu, lends: bool, turn: &mut Turn<'_>) -> Step {
+        let Memory::Own(extents) = pdu.memory else { return Step::Reply };
+        let len = pdu.request.len;
+        let first = records(turn.ring.bytes(extents)).next();
+        if first.is_none_or(|extent| extent.zero && extent.len.0 >= len) && first.is_some() {
+            return Step::Reply;
+        }
+        if self.connection(index).is_none_or(|c| c.closed) {
+            return Step::Reply;
+        }
+        let mut req = BlockRequest::new(Op::Read, Bytes(pdu.request.offset), Bytes(len));
+        let mut next = Pdu { stage: Stage::Mapped(extents), memory: Memory::None, ..*pdu };
+        if lends {
+            req.flags = Flags::MAY_LEND;
+        } else {
+            let Some(memory) = turn.ring.allocate(len as u32) else { return Step::Reply };
+            next.memory = Memory::Own(memory);
+            req.data = Data::One(memory);
+        }
+        Step::Read(next, req)
+    }
+
+    /// Write down the reply to a request that is over.
+    fn reply(
+        &mut self,
+        index: u32,
+        pdu: &Pdu,
+        status: Status,
+        data: Segment,
+        turn: &mut Turn<'_>,
+    ) -> Result<(), NoMemory> {
+        let Some(connection) = self.connections.get_mut(index as usize).and_then(Option::as_mut) else {
+            return Ok(());
+        };
+        let (request, ring) = (&pdu.request, &mut *turn.ring);
+        let owed = owed_for(request);
+        if connection.closed {
+            connection.owed.pay(owed);
+            return Ok(());
+        }
+        let outbox = &mut connection.outbox;
+        let style = connection.session.style;
+        let mut header = [0; MAX_FIXED];
+        let error = error_of(status, request.flags);
+        match (request.command, pdu.stage, error) {
+            (Command::Read, Stage::Only, None) => {
+                let len = request.len as u32;
+                let at = style.put_data_header(&mut header, request, request.offset, len, true);
+                outbox.push(&header[..at], Some(data.slice(0, len)), ring)?;
+            }
+            (Command::Read, Stage::Map, None) => match pdu.memory {
+                Memory::Own(extents) if records(ring.bytes(extents)).next().is_some_and(|e| e.zero) => {
+                    let at = style.put_hole(&mut header, request, request.offset, request.len as u32, true);
+                    outbox.push(&header[..at], None, ring)?;
+                }
+                _ => {
+                    let at = style.put_end(&mut header, request, Some(NbdError::NoMem));
+                    outbox.push(&header[..at], None, ring)?;
+                }
+            },
+            (Command::Read, Stage::Mapped(extents), None) => {
+                let mut pieces = [(0, 0, false); PIECES_MAX];
+                let count = pieces_of(ring.bytes(extents), request.len as u32, &mut pieces);
+                for (number, &(skip, len, hole)) in pieces[..count].iter().enumerate() {
+                    let (offset, last) = (request.offset + u64::from(skip), number + 1 == count);
+                    let at = if hole {
+                        style.put_hole(&mut header, request, offset, len, last)
+                    } else {
+                        style.put_data_header(&mut header, request, offset, len, last)
+                    };
+                    outbox.push(&header[..at], (!hole).then(|| data.slice(skip, len)), ring)?;
+                }
+            }
+            (Command::BlockStatus, _, None) => {
+                let out = &mut self.status_reply;
+                out.resize(reply_len(Style::Extended, DESCRIPTORS_MAX), 0);
+                let told = pdu.query.and_then(|query| {
+                    let extents = records(ring.bytes(data));
+                    put_block_status(out, &connection.session, request, &query, extents)
+                });
+                let len = told.unwrap_or_else(|| style.put_end(out, request, Some(NbdError::Io)));
+                outbox.push(&out[..len], None, ring)?;
+            }
+            _ => {
+                let at = style.put_end(&mut header, request, error);
+                outbox.push(&header[..at], None, ring)?;
+            }
+        }
+        outbox.answered(owed.bytes);
+        Ok(())
+    }
+
+    /// Answer a request that needs no stack.
+    pub(super) fn answer_at_once(
+        &mut self,
+        index: u32,
+        request: &Request,
+        error: Option<NbdError>,
+        turn: &mut Turn<'_>,
+    ) {
+        let Some(connection) = self.connection_mut(index) else { return };
+        let mut header = [0; MAX_FIXED];
+        let at = connection.session.style.put_end(&mut header, request, error);
+        connection.owed.replies += 1;
+        match connection.outbox.push(&header[..at], None, turn.ring) {
+            Ok(()) => {
+                connection.outbox.answered(0);
+                self.mark(index);
+            }
+            Err(NoMemory) => {
+                connection.owed.replies -= 1;
+                self.end(index, turn);
+            }
+        }
+    }
+}
+
+/// What a request that ended a step does next.
+enum Step {
+    Reply,
+    Read(Pdu, BlockRequest),
+}
+
+/// Chunks that a mapped read is answered with at most.
+const PIECES_MAX: usize = 33;
+
+/// The extent records in a request's data; the first that is none ends them.
+fn records(bytes: &[u8]) -> impl Iterator<Item = Extent> + '_ {
+    bytes.chunks_exact(Extent::RECORD_LEN).map_while(Extent::from_record)
+}
+
+/// Cut a read of `len` bytes into (offset, length, hole): neighbours alike are one, and what no record
+/// tells of is data.
+fn pieces_of(extents: &[u8], len: u32, pieces: &mut [(u32, u32, bool); PIECES_MAX]) -> usize {
+    let (mut at, mut count) = (0u32, 0usize);
+    let tail = Extent { len: Bytes(u64::from(len)), hole: false, zero: false };
+    for extent in records(extents).take(PIECES_MAX - 1).chain(std::iter::once(tail)) {
+        let part = extent.len.0.min(u64::from(len - at)) as u32;
+        if part == 0 {
+            break;
+        }
+        match count.checked_sub(1).map(|last| &mut pieces[last]) {
+            Some(last) if last.2 == extent.zero => last.1 += part,
+            _ => {
+                pieces[count] = (at, part, extent.zero);
+                count += 1;
+            }
+        }
+        at += part;
+    }
+    count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes_of(extents: &[(u64, bool)]) -> Vec<u8> {
+        extents
+            .iter()
+            .flat_map(|&(len, zero)| Extent { len: Bytes(len), hole: zero, zero }.to_record())
+            .chain([0; 16])
+            .collect()
+    }
+
+    fn cut(extents: &[(u64, bool)], len: u32) -> Vec<(u32, u32, bool)> {
+        let mut pieces = [(0, 0, false); PIECES_MAX];
+        let count = pieces_of(&bytes_of(extents), len, &mut pieces);
+        pieces[..count].to_vec()
+    }
+
+    #[test]
+    fn neighbours_that_are_alike_are_one_piece() {
+        let got = cut(&[(4096, false), (4096, false), (8192, true)], 16384);
+        assert_eq!(got, [(0, 8192, false), (8192, 8192, true)]);
+    }
+
+    #[test]
+    fn an_extent_past_the_read_is_cut_and_what_is_not_told_is_data() {
+        assert_eq!(cut(&[(1 << 40, true)], 4096), [(0, 4096, true)]);
+        assert_eq!(cut(&[(512, true)], 4096), [(0, 512, true), (512, 3584, false)]);
+        assert_eq!(cut(&[], 4096), [(0, 4096, false)]);
+    }
+}
