@@ -16,8 +16,9 @@ pub enum Op {
     WriteZeroes = 4,
     /// Bring the range nearer (NBD's CACHE, `posix_fadvise(WILLNEED)`); a hint, never an error.
     Prefetch = 5,
-    /// Describe the range: fills the data with [`Extent`](crate::Extent) records and ends with the
-    /// bytes of records written. Layers that move addresses pass it on like a read.
+    /// Describe the range: fills the data with [`Extent`](crate::Extent) records from its start on, as
+    /// many as fit, and what is left of it with zeroes, which no record begins with. The records may
+    /// end before the range does. Layers that move addresses pass it on like a read.
     Extents = 6,
 }
 

@@ -1,0 +1,2 @@
+//! `file:`, a regular file or a block device.
+pub(crate) mod sys;

@@ -1,0 +1,279 @@
+//! `null:`, a device that does nothing, to measure everything else with; null_blk's counterpart.
+//!
+//! The kernel's leaves the memory of a read as it found it. That would show one client what another sent,
+//! so here a read without `memory_backed` is zeroes: lent where the sender takes any memory, which costs
+//! nothing, and filled elsewhere. With a set time each request is held that long, by a timer of the ring.
+//! With `memory_backed` it is a RAM disk behind that timer.
+
+use crate::ram::{Ram, RamError, RamNode, RamSpec};
+use crate::zero::{Zero, ZeroNode};
+use crate::{Backend, Fact, Features};
+use block::{Bytes, Cookie, Region, Request, Status};
+use queue::{Cx, Node, NodeId, Ring, Verdict};
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// How null_blk ends a request. A user-space queue has one thread, so `none` and `softirq` are one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum IrqMode {
+    /// At once, where it was submitted.
+    None,
+    /// At once; in the kernel, on the processor that submitted it.
+    Softirq,
+    /// After a set time.
+    Timer,
+}
+
+impl FromStr for IrqMode {
+    type Err = CompletionError;
+
+    fn from_str(word: &str) -> Result<IrqMode, CompletionError> {
+        match word {
+            "none" | "0" => Ok(IrqMode::None),
+            "softirq" | "1" => Ok(IrqMode::Softirq),
+            "timer" | "2" => Ok(IrqMode::Timer),
+            _ => Err(CompletionError::Word(word.to_owned())),
+        }
+    }
+}
+
+/// Why the words do not say when a request ends.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum CompletionError {
+    /// Not one of the modes.
+    #[error("irqmode=\"{0}\" is not known (use none, softirq or timer)")]
+    Word(String),
+    /// A time without a timer.
+    #[error("completion= needs a timer (leave irqmode= out, or say irqmode=timer)")]
+    TimeWithoutTimer,
+}
+
+/// When a request ends.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub enum Completion {
+    /// At once.
+    #[default]
+    Instant,
+    /// That many nanoseconds after it arrived, or soon after.
+    After(u64),
+}
+
+impl Completion {
+    /// null_blk's `completion_nsec`.
+    pub const DEFAULT_NS: u64 = 10_000;
+
+    /// From the user's `irqmode=` and `completion=`, either of which may be missing.
+    ///
+    /// # Errors
+    /// A time was given for a mode that has none.
+    pub fn new(irqmode: Option<IrqMode>, completion_ns: Option<u64>) -> Result<Completion, CompletionError> {
+        match (irqmode, completion_ns) {
+            (None, None) | (Some(IrqMode::None | IrqMode::Softirq), None) => Ok(Completion::Instant),
+            (Some(IrqMode::None | IrqMode::Softirq), Some(_)) => Err(CompletionError::TimeWithoutTimer),
+            (Some(IrqMode::Timer) | None, time) => {
+                Ok(Completion::After(time.unwrap_or(Completion::DEFAULT_NS)))
+            }
+        }
+    }
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NullSpec {
+    /// How much it claims to hold.
+    pub size: Bytes,
+    /// When requests end.
+    pub completion: Completion,
+    /// Keep what is written, in memory.
+    pub memory_backed: bool,
+}
+
+impl Default for NullSpec {
+    /// null_blk's size, and no waiting.
+    fn default() -> Self {
+        NullSpec { size: Bytes::gib(250), completion: Completion::Instant, memory_backed: false }
+    }
+}
+
+/// The shared part.
+#[derive(Clone, Debug)]
+pub struct Null {
+    size: Bytes,
+    completion: Completion,
+    ram: Option<Arc<Ram>>,
+}
+
+impl Null {
+    /// Make one.
+    ///
+    /// # Errors
+    /// The size is not one that a disk has, or memory cannot be had.
+    pub fn new(spec: &NullSpec) -> Result<Null, RamError> {
+        let size = spec.size;
+        if size == Bytes::ZERO || !size.is_aligned(512) {
+            return Err(RamError::Size(size));
+        }
+        let ram = match spec.memory_backed {
+            true => Some(Ram::new(&RamSpec { size, huge: false })?),
+            false => None,
+        };
+        Ok(Null { size, completion: spec.completion, ram })
+    }
+
+    /// The memory behind it, with `memory_backed`.
+    pub fn ram(&self) -> Option<&Arc<Ram>> {
+        self.ram.as_ref()
+    }
+
+    /// The node of one hardware queue. `region`: what reads are lent from, if the queue's ring knows it: the
+    /// memory of [`ram`](Null::ram), or [`ZeroPages`](crate::ZeroPages) where there is none.
+    pub fn node(&self, region: Option<Region>) -> NullNode {
+        let content = match &self.ram {
+            Some(ram) => Content::Kept(ram.node(region)),
+            None => Content::Zero(Zero::new(self.size).node(region)),
+        };
+        NullNode { content, completion: self.completion, ended: Box::default() }
+    }
+}
+
+impl Backend for Null {
+    fn size(&self) -> Bytes {
+        self.size
+    }
+
+    fn features(&self) -> Features {
+        Features::MEMORY
+    }
+
+    fn describe(&self) -> Vec<Fact> {
+        let completion = match self.completion {
+            Completion::Instant => "at once".to_owned(),
+            Completion::After(nanos) => format!("after {nanos} ns"),
+        };
+        let mut facts = vec![
+            ("backend", "null".to_owned()),
+            ("size", self.size.to_string()),
+            ("completion", completion),
+            ("memory backed", if self.ram.is_some() { "yes" } else { "no" }.to_owned()),
+        ];
+        if let Some(ram) = &self.ram {
+            facts.push(("allocated", ram.allocated().to_string()));
+        }
+        facts
+    }
+}
+
+#[derive(Debug)]
+enum Content {
+    Zero(ZeroNode),
+    Kept(RamNode),
+}
+
+/// A null device as one hardware queue sees it.
+#[derive(Debug)]
+pub struct NullNode {
+    content: Content,
+    completion: Completion,
+    /// By tag: how a request that waits for its time ended; `None` while the RAM disk has it.
+    ended: Box<[Option<Status>]>,
+}
+
+impl NullNode {
+    /// What the content answered: keep it for its time.
+    fn hold<R: Ring>(&mut self, io: Cookie, verdict: Verdict, cx: &mut Cx<'_, R>) -> Verdict {
+        let (Verdict::Up(status), Completion::After(nanos)) = (verdict, self.completion) else {
+            return verdict;
+        };
+        self.ended[io.tag.index()] = Some(status);
+        cx.timer(io, cx.now().after(nanos));
+        Verdict::Held
+    }
+}
+
+impl<R: Ring> Node<R> for NullNode {
+    fn attach(&mut self, id: NodeId, tags: usize) {
+        self.ended = vec![None; tags].into();
+        if let Content::Kept(ram) = &mut self.content {
+            Node::<R>::attach(ram, id, tags);
+        }
+    }
+
+    #[inline]
+    fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
+        let verdict = match &mut self.content {
+            Content::Zero(zero) => zero.submit(io, req, cx),
+            Content::Kept(ram) => ram.submit(io, req, cx),
+        };
+        if self.completion == Completion::Instant { verdict } else { self.hold(io, verdict, cx) }
+    }
+
+    fn reap(&mut self, io: Cookie, req: &mut Request, result: i64, cx: &mut Cx<'_, R>) -> Verdict {
+        if let Some(status) = self.ended[io.tag.index()].take() {
+            return Verdict::Up(status);
+        }
+        let verdict = match &mut self.content {
+            Content::Zero(_) => Verdict::Up(Status::from_result(result, 0)),
+            Content::Kept(ram) => ram.reap(io, req, result, cx),
+        };
+        self.hold(io, verdict, cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Harness;
+    use block::{Data, Flags, Op, Segment};
+
+    fn null(spec: NullSpec, region: Option<Region>) -> Harness {
+        Harness::new(Box::new(Null::new(&spec).unwrap().node(region)))
+    }
+
+    #[test]
+    fn a_null_read_shows_nobody_elses_memory() {
+        let mut disk = null(NullSpec::default(), None);
+        assert_eq!(disk.write(0, &[9; 4096], Flags::NONE), Status::Ok);
+        assert_eq!(disk.read(0, 4096), (Status::Ok, vec![0; 4096]));
+    }
+
+    #[test]
+    fn a_null_read_is_lent_zeroes() {
+        let mut disk = null(NullSpec::default(), Some(Region(7)));
+        let lent = Data::One(Segment { offset: 0, len: 4096, region: Region(7) });
+        assert_eq!(disk.read_lent(1 << 30, 4096), (Status::Ok, lent));
+    }
+
+    #[test]
+    fn a_timed_null_ends_when_its_time_has_come() {
+        let spec = NullSpec { completion: Completion::After(10_000), ..NullSpec::default() };
+        let mut disk = null(spec, None);
+        let before = disk.ring.time;
+        assert_eq!(disk.bare(Op::Flush, 0, 0), Status::Ok);
+        assert_eq!(disk.ring.time - before, 10_000);
+    }
+
+    #[test]
+    fn a_memory_backed_null_keeps_what_is_written() {
+        for completion in [Completion::Instant, Completion::After(500)] {
+            let spec = NullSpec { size: Bytes::mib(64), completion, memory_backed: true };
+            let mut disk = null(spec, None);
+            assert_eq!(disk.write(4096, &[9; 4096], Flags::NONE), Status::Ok);
+            assert_eq!(disk.read(4096, 4096), (Status::Ok, vec![9; 4096]));
+            assert_eq!(disk.bare(Op::Discard, 0, 64 << 20), Status::Ok, "in several steps");
+            assert_eq!(disk.read(4096, 4096), (Status::Ok, vec![0; 4096]));
+        }
+    }
+
+    #[test]
+    fn completion_follows_irqmode() {
+        let of = |mode: &str, time| Completion::new(Some(mode.parse().unwrap()), time);
+        assert_eq!(of("none", None), Ok(Completion::Instant));
+        assert_eq!(of("softirq", None), Ok(Completion::Instant));
+        assert_eq!(of("timer", None), Ok(Completion::After(10_000)));
+        assert_eq!(of("timer", Some(5)), Ok(Completion::After(5)));
+        assert_eq!(of("none", Some(5)), Err(CompletionError::TimeWithoutTimer));
+        assert_eq!(Completion::new(None, Some(5)), Ok(Completion::After(5)));
+        assert_eq!(Completion::new(None, None), Ok(Completion::Instant));
+        assert!("soon".parse::<IrqMode>().is_err());
+    }
+}

@@ -1,0 +1,105 @@
+//! Memory that several threads copy to and from at once: the one place of `ram` with `unsafe`.
+//!
+//! It behaves as a device's memory does: a read that overlaps a write sees old bytes or new ones in any
+//! mixture, and whoever needs an order between requests waits for one to end before sending the other.
+//! No reference into the mapping is ever made, only copies in and out of it, so no two references alias.
+//!
+//! *Invariant:* every access is checked against the mapping's length.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::ptr::NonNull;
+
+/// What `madvise` works on. The kernel's pages are 4 KiB on x86-64; where they are larger, releasing
+/// fails and zeroes are written instead.
+pub(crate) const PAGE: usize = 4096;
+
+/// An anonymous mapping, zero at first and without backing until it is written.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread, and is unmapped only on drop.
+unsafe impl Send for Memory {}
+// SAFETY: shared access only copies bytes in and out by raw pointer, as the header says.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Map `len` bytes, rounded up to whole pages. `huge`: back them with huge pages where possible.
+    pub(crate) fn map(len: usize, huge: bool) -> io::Result<Memory> {
+        let len = len.checked_next_multiple_of(PAGE).ok_or(io::ErrorKind::OutOfMemory)?;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new anonymous mapping at an address of the kernel's choice touches nothing of ours.
+        let base = unsafe {
+            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let Some(base) = NonNull::new(base.cast::<u8>()) else {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        };
+        let memory = Memory { base, len };
+        // Small pages unless asked: with huge ones by default, a small write would take 2 MiB.
+        let advice = if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
+        // SAFETY: the range is the mapping just made. A kernel without huge pages refuses: no harm.
+        unsafe { libc::madvise(memory.base.as_ptr().cast(), len, advice) };
+        Ok(memory)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline]
+    fn check(&self, at: u64, len: usize) -> *mut u8 {
+        let fits = usize::try_from(at).is_ok_and(|at| at <= self.len && len <= self.len - at);
+        assert!(fits, "{len} bytes at {at} do not lie in memory of {}", self.len);
+        // SAFETY: `at` is at most the mapping's length, so the pointer stays in it or one past its end.
+        unsafe { self.base.as_ptr().add(at as usize) }
+    }
+
+    /// Copy out, from `at` on.
+    #[inline]
+    pub(crate) fn read(&self, at: u64, into: &mut [u8]) {
+        let from = self.check(at, into.len());
+        // SAFETY: `check` found the range in the mapping; `into` is exclusive and no part of the mapping,
+        // of which no reference exists. Bytes have no invalid values, so a concurrent write is benign.
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) }
+    }
+
+    /// Copy in, from `at` on.
+    #[inline]
+    pub(crate) fn write(&self, at: u64, from: &[u8]) {
+        let into = self.check(at, from.len());
+        // SAFETY: as in `read`, the other way round.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into, from.len()) }
+    }
+
+    /// Write zeroes.
+    pub(crate) fn zero(&self, at: u64, len: usize) {
+        let into = self.check(at, len);
+        // SAFETY: `check` found the range in the mapping, and no reference into it exists.
+        unsafe { std::ptr::write_bytes(into, 0, len) }
+    }
+
+    /// Give whole pages back to the system: they read as zeroes from now on.
+    pub(crate) fn release(&self, at: u64, len: usize) {
+        let start = self.check(at, len);
+        debug_assert!(at.is_multiple_of(PAGE as u64) && len.is_multiple_of(PAGE));
+        // SAFETY: the range lies in our private anonymous mapping, whose pages may vanish at any time as
+        // far as its users are concerned: they hold no references.
+        if unsafe { libc::madvise(start.cast(), len, libc::MADV_DONTNEED) } != 0 {
+            self.zero(at, len);
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: base and length are those of the mapping, and nobody can reach it any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}

@@ -1,0 +1,141 @@
+use super::*;
+use crate::testing::Harness;
+
+fn disk(size: Bytes) -> (Arc<Ram>, Harness) {
+    let ram = Ram::new(&RamSpec { size, huge: false }).unwrap();
+    let harness = Harness::new(Box::new(ram.node(None)));
+    (ram, harness)
+}
+
+#[test]
+fn what_is_written_reads_back() {
+    let (_, mut disk) = disk(Bytes::mib(1));
+    let data: Vec<u8> = (0..10_000u32).map(|i| (i % 251) as u8).collect();
+    assert_eq!(disk.write(4000, &data, Flags::NONE), Status::Ok);
+    let (status, back) = disk.read(0, 16384);
+    assert_eq!(status, Status::Ok);
+    assert!(back[..4000].iter().all(|&b| b == 0) && back[14000..].iter().all(|&b| b == 0));
+    assert_eq!(&back[4000..14000], &data[..]);
+}
+
+#[test]
+fn data_in_several_segments_is_put_together() {
+    let (_, mut disk) = disk(Bytes::mib(1));
+    let data: Vec<u8> = (0..9000u32).map(|i| (i % 241) as u8).collect();
+    assert_eq!(disk.write_pieces(512, &data, &[1, 4095, 100, 4804]), Status::Ok);
+    assert_eq!(disk.read_pieces(512, &[3000, 1, 5999]), (Status::Ok, data));
+}
+
+#[test]
+fn all_queues_share_one_content() {
+    let (ram, mut one) = disk(Bytes::mib(1));
+    let mut two = Harness::new(Box::new(ram.node(None)));
+    assert_eq!(one.write(8192, &[5; 512], Flags::NONE), Status::Ok);
+    assert_eq!(two.read(8192, 512), (Status::Ok, vec![5; 512]));
+}
+
+#[test]
+fn reading_takes_no_memory() {
+    let (ram, mut disk) = disk(Bytes::gib(64));
+    assert_eq!(disk.read(5 << 30, 1 << 20), (Status::Ok, vec![0; 1 << 20]));
+    assert_eq!(ram.allocated(), Bytes::ZERO);
+    assert_eq!(disk.write(5 << 30, &[1; 512], Flags::NONE), Status::Ok);
+    assert_eq!(ram.allocated(), Bytes::kib(4));
+}
+
+#[test]
+fn discard_gives_memory_back() {
+    let (ram, mut disk) = disk(Bytes::mib(64));
+    assert_eq!(disk.write(0, &vec![3; 1 << 20], Flags::NONE), Status::Ok);
+    assert_eq!(ram.allocated(), Bytes::mib(1));
+    assert_eq!(disk.bare(Op::Discard, 100, (1 << 20) - 200), Status::Ok);
+    assert_eq!(ram.allocated(), Bytes(8192), "the two edge pages stay");
+    let (_, back) = disk.read(0, 1 << 20);
+    assert_eq!(&back[..100], &[3; 100]);
+    assert!(back[100..(1 << 20) - 100].iter().all(|&b| b == 0));
+    assert_eq!(&back[(1 << 20) - 100..], &[3; 100]);
+    assert_eq!(disk.bare(Op::Discard, 0, 64 << 20), Status::Ok);
+    assert_eq!(ram.allocated(), Bytes::ZERO);
+}
+
+#[test]
+fn write_zeroes_unmaps_unless_told_not_to() {
+    let (ram, mut disk) = disk(Bytes::mib(1));
+    let keep = Flags::NO_UNMAP;
+    assert_eq!(disk.write(0, &[3; 8192], Flags::NONE), Status::Ok);
+    assert_eq!(disk.with(Op::WriteZeroes, 0, 4096, Flags::FAST_ZERO), Status::Ok);
+    assert_eq!(ram.allocated(), Bytes::kib(4));
+    assert_eq!(disk.with(Op::WriteZeroes, 4096, 4096, keep), Status::Ok);
+    assert_eq!(ram.allocated(), Bytes::kib(4));
+    assert_eq!(disk.with(Op::WriteZeroes, 65536, 8192, keep), Status::Ok);
+    assert_eq!(ram.allocated(), Bytes::kib(12));
+    assert_eq!(disk.read(0, 8192), (Status::Ok, vec![0; 8192]));
+}
+
+#[test]
+fn zeroing_within_a_page_leaves_its_neighbours() {
+    let (_, mut disk) = disk(Bytes::mib(1));
+    assert_eq!(disk.write(0, &[7; 12288], Flags::NONE), Status::Ok);
+    assert_eq!(disk.bare(Op::WriteZeroes, 4100, 1000), Status::Ok);
+    assert_eq!(disk.bare(Op::WriteZeroes, 8000, 400), Status::Ok);
+    let (_, back) = disk.read(0, 12288);
+    let zeroes: Vec<usize> = (0..12288).filter(|&i| back[i] == 0).collect();
+    assert_eq!(zeroes, (4100..5100).chain(8000..8400).collect::<Vec<_>>());
+}
+
+#[test]
+fn extents_come_from_what_is_populated() {
+    let (_, mut disk) = disk(Bytes::mib(1));
+    assert_eq!(disk.write(8192, &[1; 4096], Flags::NONE), Status::Ok);
+    assert_eq!(disk.write(20480, &[1; 8192], Flags::NONE), Status::Ok);
+    let data = |len| Extent { len: Bytes(len), hole: false, zero: false };
+    let hole = |len| Extent { len: Bytes(len), hole: true, zero: true };
+    assert_eq!(
+        disk.extents(512, (1 << 20) - 512, 16),
+        [hole(7680), data(4096), hole(8192), data(8192), hole((1 << 20) - 28672)]
+    );
+    assert_eq!(disk.extents(512, (1 << 20) - 512, 2), [hole(7680), data(4096)], "as many as fit");
+    assert_eq!(disk.extents(9000, 100, 16), [data(100)]);
+}
+
+#[test]
+fn a_read_is_lent_the_disks_own_pages() {
+    let ram = Ram::new(&RamSpec { size: Bytes::mib(1), huge: true }).unwrap();
+    let mut disk = Harness::new(Box::new(ram.node(Some(Region(9)))));
+    let lent = Data::One(Segment { offset: 12288, len: 4096, region: Region(9) });
+    assert_eq!(disk.read_lent(12288, 4096), (Status::Ok, lent));
+    assert_eq!(disk.write(12288, &[4; 512], Flags::NONE), Status::Ok);
+    assert_eq!(disk.read(12288, 512), (Status::Ok, vec![4; 512]), "not without leave");
+}
+
+#[test]
+fn writers_and_discarders_race_without_losing_content() {
+    let ram = Ram::new(&RamSpec { size: Bytes::mib(1), huge: false }).unwrap();
+    std::thread::scope(|scope| {
+        for byte in 1..=2u8 {
+            let ram = &ram;
+            scope.spawn(move || {
+                for i in 0..2000u64 {
+                    ram.write(i % 256 * 4096, &[byte; 4096]);
+                    ram.clear((i + 128) % 256 * 4096, 4096, false);
+                }
+            });
+        }
+    });
+    let mut plain = [0; 4096];
+    for page in 0..256 {
+        ram.memory.read(page * 4096, &mut plain);
+        let set = ram.pages.all_set(page..page + 1);
+        assert!(set || plain.iter().all(|&b| b == 0), "page {page} has content and no bit");
+    }
+}
+
+#[test]
+fn a_size_that_no_disk_has_is_refused() {
+    for size in [0, 100, 513] {
+        let refused = Ram::new(&RamSpec { size: Bytes(size), huge: false });
+        assert!(matches!(refused, Err(RamError::Size(_))), "{size}");
+    }
+    let refused = Ram::new(&RamSpec { size: Bytes(1 << 60), huge: false });
+    assert!(matches!(refused, Err(RamError::Map { .. })));
+}

@@ -1,0 +1,341 @@
+//! A small ring over real files and plain memory, and a queue around one node, for the tests here.
+//!
+//! Time is virtual: it moves to the next timer when nothing else is left to do. Operations are done when
+//! they are reaped, with `std`, unless `faults` says how they end instead.
+
+#![allow(dead_code)]
+
+use block::{Bytes, Cookie, Data, Extent, Flags, Op, Region, Request, Segment, Status};
+use queue::{
+    FileId, FileOp, IoId, Nanos, Node, Owner, Patience, Queue, QueueConfig, QueueId, Ring, RingFull, Stack,
+};
+use std::collections::VecDeque;
+use std::os::unix::fs::FileExt;
+
+/// Whether a fault is meant for an operation.
+pub(crate) type Applies = fn(&FileOp) -> bool;
+
+/// How an operation ends instead of being done, or before it is done in full.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Fault {
+    /// Fails with this errno.
+    Errno(i32),
+    /// Moves only so many bytes.
+    Short(usize),
+}
+
+/// What a node asked of the ring, as tests look at it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Asked {
+    pub(crate) op: FileOp,
+    /// It was done in place rather than started.
+    pub(crate) now: bool,
+}
+
+pub(crate) struct TestRing {
+    pub(crate) time: u64,
+    regions: Vec<Vec<u8>>,
+    pub(crate) live: isize,
+    pub(crate) files: Vec<std::fs::File>,
+    started: VecDeque<(IoId, FileId, FileOp, Vec<Segment>)>,
+    timers: Vec<(IoId, u64)>,
+    /// Consumed front first by operations for which the function says yes.
+    pub(crate) faults: VecDeque<(Applies, Fault)>,
+    /// Nothing is done in place without patience.
+    pub(crate) cold: bool,
+    pub(crate) asked: Vec<Asked>,
+    /// Refuse to start anything, once for each.
+    pub(crate) full: usize,
+    /// Runs when a read is about to be done.
+    pub(crate) before_read: Option<Box<dyn FnMut()>>,
+}
+
+impl TestRing {
+    fn perform(&mut self, file: FileId, op: FileOp, data: &[Segment]) -> i64 {
+        let fault = match self.faults.front() {
+            Some((applies, fault)) if applies(&op) => {
+                let fault = *fault;
+                self.faults.pop_front();
+                Some(fault)
+            }
+            _ => None,
+        };
+        let most = match fault {
+            Some(Fault::Errno(errno)) => return -i64::from(errno),
+            Some(Fault::Short(most)) => most,
+            None => usize::MAX,
+        };
+        match self.perform_up_to(file, op, data, most) {
+            Ok(count) => count,
+            Err(error) => -i64::from(error.raw_os_error().unwrap_or(libc::EIO)),
+        }
+    }
+
+    fn perform_up_to(
+        &mut self,
+        file: FileId,
+        op: FileOp,
+        data: &[Segment],
+        most: usize,
+    ) -> std::io::Result<i64> {
+        let file = &self.files[file.0 as usize];
+        let total = data.iter().map(|s| s.len as usize).sum::<usize>().min(most);
+        match op {
+            FileOp::Read { offset } => {
+                if let Some(before) = &mut self.before_read {
+                    before();
+                }
+                let mut buffer = Aligned::new(total);
+                let count = file.read_at(buffer.bytes(), offset)?;
+                let mut done = 0;
+                for piece in data {
+                    let len = (piece.len as usize).min(count - done);
+                    let at = piece.offset as usize;
+                    self.regions[usize::from(piece.region.0)][at..at + len]
+                        .copy_from_slice(&buffer.bytes()[done..done + len]);
+                    done += len;
+                }
+                Ok(count as i64)
+            }
+            FileOp::Write { offset, durable } => {
+                let all: Vec<u8> = data.iter().flat_map(|&piece| self.bytes(piece)).copied().collect();
+                let mut buffer = Aligned::new(total);
+                buffer.bytes().copy_from_slice(&all[..total]);
+                let count = file.write_at(buffer.bytes(), offset)?;
+                if durable {
+                    file.sync_data()?;
+                }
+                Ok(count as i64)
+            }
+            FileOp::Sync => file.sync_data().map(|()| 0),
+            FileOp::Allocate { mode, offset, len } => {
+                crate::file::sys::allocate(file, mode, offset, len).map(|()| 0)
+            }
+            FileOp::Seek { offset, hole } => crate::file::sys::seek(file, offset, hole).map(|at| at as i64),
+            FileOp::Prefetch { .. } => Ok(0),
+        }
+    }
+}
+
+/// A buffer that direct I/O accepts.
+struct Aligned {
+    memory: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Aligned {
+    fn new(len: usize) -> Aligned {
+        let memory = vec![0u8; len + 4096];
+        let start = memory.as_ptr().align_offset(4096);
+        Aligned { memory, start, len }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start..self.start + self.len]
+    }
+}
+
+impl Ring for TestRing {
+    fn now(&self) -> Nanos {
+        Nanos(self.time)
+    }
+
+    fn allocate(&mut self, len: u32) -> Option<Segment> {
+        self.live += 1;
+        self.regions.push(vec![0xEE; len as usize]);
+        Some(Segment { offset: 0, len, region: Region(self.regions.len() as u16 - 1) })
+    }
+
+    fn free(&mut self, segment: Segment) {
+        self.live -= 1;
+        self.regions[usize::from(segment.region.0)] = Vec::new();
+    }
+
+    fn bytes(&self, segment: Segment) -> &[u8] {
+        let at = segment.offset as usize;
+        &self.regions[usize::from(segment.region.0)][at..at + segment.len as usize]
+    }
+
+    fn bytes_mut(&mut self, segment: Segment) -> &mut [u8] {
+        let at = segment.offset as usize;
+        &mut self.regions[usize::from(segment.region.0)][at..at + segment.len as usize]
+    }
+
+    fn try_now(&mut self, file: FileId, op: FileOp, data: &[Segment], patience: Patience) -> Option<i64> {
+        if patience == Patience::None && self.cold && !matches!(op, FileOp::Seek { .. }) {
+            return None;
+        }
+        self.asked.push(Asked { op, now: true });
+        Some(self.perform(file, op, data))
+    }
+
+    fn start(&mut self, id: IoId, file: FileId, op: FileOp, data: &[Segment]) -> Result<(), RingFull> {
+        if self.full > 0 {
+            self.full -= 1;
+            return Err(RingFull);
+        }
+        self.asked.push(Asked { op, now: false });
+        self.started.push_back((id, file, op, data.to_vec()));
+        Ok(())
+    }
+
+    fn timer(&mut self, id: IoId, at: Nanos) {
+        self.timers.push((id, at.0));
+    }
+
+    fn cancel(&mut self, _id: IoId) {}
+}
+
+/// A queue of one node.
+pub(crate) struct Harness {
+    pub(crate) ring: TestRing,
+    queue: Queue<TestRing>,
+}
+
+impl Harness {
+    pub(crate) fn new(node: Box<dyn Node<TestRing>>) -> Harness {
+        Harness::with_files(node, Vec::new())
+    }
+
+    /// `files`: what the node knows as file 0, 1, …
+    pub(crate) fn with_files(node: Box<dyn Node<TestRing>>, files: Vec<std::fs::File>) -> Harness {
+        let mut stack = Stack::default();
+        stack.backend(node);
+        let config = QueueConfig { id: QueueId(0), depth: 16, segments_per_tag: 128, timeout_ns: None };
+        let ring = TestRing {
+            time: 1_000_000,
+            regions: Vec::new(),
+            live: 0,
+            files,
+            started: VecDeque::new(),
+            timers: Vec::new(),
+            faults: VecDeque::new(),
+            cold: false,
+            asked: Vec::new(),
+            full: 0,
+            before_read: None,
+        };
+        Harness { ring, queue: Queue::new(config, stack).unwrap() }
+    }
+
+    /// Start a request and leave it under way.
+    pub(crate) fn submit(&mut self, mut req: Request, pieces: &[Segment]) {
+        let tag = self.queue.tag().unwrap();
+        if !pieces.is_empty() {
+            req.data = self.queue.run(tag, pieces).unwrap();
+        }
+        self.queue.submit(tag, Owner(u32::from(tag.0)), req, &mut self.ring);
+    }
+
+    fn complete(&mut self, cookie: Cookie, result: i64) {
+        self.queue.complete(cookie, result, &mut self.ring);
+    }
+
+    /// Turn until nothing is under way: statuses in the order of their ends, with the last one's data.
+    pub(crate) fn drain(&mut self) -> Vec<(Status, Data)> {
+        let mut ends = Vec::new();
+        for _ in 0..10_000 {
+            let done: Vec<_> = self.queue.done().collect();
+            for end in done {
+                ends.push((end.status, self.queue.request(end.tag).data));
+                self.queue.release(end.tag);
+            }
+            if self.queue.in_flight() == 0 {
+                return ends;
+            }
+            if let Some((id, file, op, data)) = self.ring.started.pop_front() {
+                let result = self.ring.perform(file, op, &data);
+                self.complete(id.cookie, result);
+            } else if let Some(next) = (0..self.ring.timers.len()).min_by_key(|&i| self.ring.timers[i].1) {
+                let (id, at) = self.ring.timers.swap_remove(next);
+                self.ring.time = self.ring.time.max(at);
+                self.complete(id.cookie, 0);
+            }
+            self.queue.turn(&mut self.ring);
+        }
+        panic!("{} requests never end", self.queue.in_flight());
+    }
+
+    fn one(&mut self, req: Request, pieces: &[Segment]) -> (Status, Data) {
+        self.submit(req, pieces);
+        let ends = self.drain();
+        assert_eq!(ends.len(), 1);
+        ends[0]
+    }
+
+    /// A request without data.
+    pub(crate) fn bare(&mut self, op: Op, offset: u64, len: u64) -> Status {
+        self.with(op, offset, len, Flags::NONE)
+    }
+
+    pub(crate) fn with(&mut self, op: Op, offset: u64, len: u64, flags: Flags) -> Status {
+        self.one(Request { flags, ..Request::new(op, Bytes(offset), Bytes(len)) }, &[]).0
+    }
+
+    /// Memory for data, whose first byte lies `skew` bytes into its region.
+    pub(crate) fn memory(&mut self, len: u32, skew: u32) -> Segment {
+        self.ring.live -= 1; // What the test itself holds is not counted.
+        self.ring.allocate(len + skew).unwrap().slice(skew, len)
+    }
+
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8], flags: Flags) -> Status {
+        self.write_skewed(offset, data, flags, 0)
+    }
+
+    pub(crate) fn write_skewed(&mut self, offset: u64, data: &[u8], flags: Flags, skew: u32) -> Status {
+        let memory = self.memory(data.len() as u32, skew);
+        self.ring.bytes_mut(memory).copy_from_slice(data);
+        let req = Request::new(Op::Write, Bytes(offset), Bytes(data.len() as u64));
+        self.one(Request { flags, ..req }, &[memory]).0
+    }
+
+    pub(crate) fn read(&mut self, offset: u64, len: u32) -> (Status, Vec<u8>) {
+        self.read_skewed(offset, len, 0)
+    }
+
+    pub(crate) fn read_skewed(&mut self, offset: u64, len: u32, skew: u32) -> (Status, Vec<u8>) {
+        let memory = self.memory(len, skew);
+        let (status, _) = self.one(Request::new(Op::Read, Bytes(offset), Bytes(len.into())), &[memory]);
+        (status, self.ring.bytes(memory).to_vec())
+    }
+
+    /// A read that may be lent memory: its data as the node left it.
+    pub(crate) fn read_lent(&mut self, offset: u64, len: u32) -> (Status, Data) {
+        let memory = self.memory(len, 0);
+        let req = Request::new(Op::Read, Bytes(offset), Bytes(len.into()));
+        self.one(Request { flags: Flags::MAY_LEND, ..req }, &[memory])
+    }
+
+    pub(crate) fn write_pieces(&mut self, offset: u64, data: &[u8], lens: &[u32]) -> Status {
+        let mut rest = data;
+        let pieces: Vec<Segment> = lens
+            .iter()
+            .map(|&len| {
+                let (head, tail) = rest.split_at(len as usize);
+                rest = tail;
+                let memory = self.memory(len, 0);
+                self.ring.bytes_mut(memory).copy_from_slice(head);
+                memory
+            })
+            .collect();
+        self.one(Request::new(Op::Write, Bytes(offset), Bytes(data.len() as u64)), &pieces).0
+    }
+
+    pub(crate) fn read_pieces(&mut self, offset: u64, lens: &[u32]) -> (Status, Vec<u8>) {
+        let pieces: Vec<Segment> = lens.iter().map(|&len| self.memory(len, 0)).collect();
+        let total = lens.iter().map(|&len| u64::from(len)).sum();
+        let (status, _) = self.one(Request::new(Op::Read, Bytes(offset), Bytes(total)), &pieces);
+        (status, pieces.iter().flat_map(|&piece| self.ring.bytes(piece)).copied().collect())
+    }
+
+    /// How a range is backed, in a buffer with room for `most` records, split in two at an odd place.
+    pub(crate) fn extents(&mut self, offset: u64, len: u64, most: usize) -> Vec<Extent> {
+        let bytes = (most * Extent::RECORD_LEN) as u32;
+        let pieces = [self.memory(9, 0), self.memory(bytes - 9, 0)];
+        let (status, _) = self.one(Request::new(Op::Extents, Bytes(offset), Bytes(len)), &pieces);
+        assert_eq!(status, Status::Ok);
+        let all: Vec<u8> = pieces.iter().flat_map(|&piece| self.ring.bytes(piece)).copied().collect();
+        all.chunks(Extent::RECORD_LEN).map_while(Extent::from_record).collect()
+    }
+}

@@ -1,0 +1,126 @@
+//! `zero:`, a device that reads as zeroes and forgets what is written, as dm-zero does.
+//!
+//! Also [`ZeroPages`], the zeroes that it and `null` lend: address space that is never written, so the
+//! kernel backs all of it with its one page of zeroes, and reading it stays in the processor's cache.
+
+use crate::pieces::{fill_zeroes, one_extent};
+use crate::ram::Memory;
+use crate::{Backend, Fact, Features};
+use block::{Bytes, Cookie, Data, Extent, Flags, Op, Region, Request, Segment, Status};
+use queue::{Cx, Node, Ring, Verdict};
+use std::io;
+
+/// The shared part: a size.
+#[derive(Clone, Copy, Debug)]
+pub struct Zero {
+    size: Bytes,
+}
+
+impl Zero {
+    /// A device of that size, cut to whole sectors.
+    pub fn new(size: Bytes) -> Zero {
+        Zero { size: size.sectors().bytes() }
+    }
+
+    /// The node of one hardware queue. `pages`: where the queue's ring knows [`ZeroPages`], if it does.
+    pub fn node(&self, pages: Option<Region>) -> ZeroNode {
+        ZeroNode { pages }
+    }
+}
+
+impl Backend for Zero {
+    fn size(&self) -> Bytes {
+        self.size
+    }
+
+    fn features(&self) -> Features {
+        Features::MEMORY
+    }
+
+    fn describe(&self) -> Vec<Fact> {
+        vec![("backend", "zero".to_owned()), ("size", self.size.to_string())]
+    }
+}
+
+/// Zeroes to lend. Register its memory with each ring whose nodes shall lend rather than fill.
+#[derive(Debug)]
+pub struct ZeroPages {
+    #[expect(dead_code, reason = "keeps the mapping")]
+    memory: Memory,
+}
+
+impl ZeroPages {
+    /// How much there is: as much as a ring gives for one buffer. A longer read is filled, not lent.
+    pub const LEN: Bytes = Bytes::mib(32);
+
+    /// Reserve the address space.
+    ///
+    /// # Errors
+    /// What `mmap` said.
+    pub fn new() -> io::Result<ZeroPages> {
+        Ok(ZeroPages { memory: Memory::map(Self::LEN.0 as usize, false)? })
+    }
+}
+
+/// Reads are zeroes, and everything else is done at once.
+#[derive(Clone, Copy, Debug)]
+pub struct ZeroNode {
+    pages: Option<Region>,
+}
+
+impl ZeroNode {
+    /// Do it. Never waits, never fails.
+    #[inline]
+    pub(crate) fn answer<R: Ring>(&mut self, req: &mut Request, cx: &mut Cx<'_, R>) {
+        match req.op {
+            Op::Read => match self.pages {
+                Some(region) if req.flags.has(Flags::MAY_LEND) && req.len <= ZeroPages::LEN => {
+                    req.data = Data::One(Segment { offset: 0, len: req.len.0 as u32, region });
+                }
+                _ => fill_zeroes(cx, req.data, 0, req.len.0),
+            },
+            Op::Extents => one_extent(cx, req.data, Extent { len: req.len, hole: true, zero: true }),
+            Op::Write | Op::Flush | Op::Discard | Op::WriteZeroes | Op::Prefetch => {}
+        }
+    }
+}
+
+impl<R: Ring> Node<R> for ZeroNode {
+    #[inline]
+    fn submit(&mut self, _io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
+        self.answer(req, cx);
+        Verdict::Up(Status::Ok)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Harness;
+
+    #[test]
+    fn zero_reads_as_zeroes_whatever_was_written() {
+        let mut disk = Harness::new(Box::new(Zero::new(Bytes::mib(1)).node(None)));
+        assert_eq!(disk.write(4096, &[7; 512], Flags::NONE), Status::Ok);
+        assert_eq!(disk.read(4096, 512), (Status::Ok, vec![0; 512]));
+        for op in [Op::Flush, Op::Discard, Op::WriteZeroes, Op::Prefetch] {
+            assert_eq!(disk.bare(op, 0, 4096), Status::Ok, "{op:?}");
+        }
+    }
+
+    #[test]
+    fn zero_lends_its_pages_when_it_may() {
+        let mut disk = Harness::new(Box::new(Zero::new(Bytes::mib(1)).node(Some(Region(9)))));
+        let (status, data) = disk.read_lent(8192, 4096);
+        assert_eq!(status, Status::Ok);
+        assert_eq!(data, Data::One(Segment { offset: 0, len: 4096, region: Region(9) }));
+        assert_eq!(disk.read(0, 512), (Status::Ok, vec![0; 512]), "not without leave");
+    }
+
+    #[test]
+    fn zero_is_one_hole() {
+        let mut disk = Harness::new(Box::new(Zero::new(Bytes::gib(1)).node(None)));
+        let extents = disk.extents(0, 1 << 30, 4);
+        assert_eq!(extents, [Extent { len: Bytes::gib(1), hole: true, zero: true }]);
+    }
+}
