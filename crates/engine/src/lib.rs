@@ -2,5 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod listen;
+pub mod rundir;
 pub mod spec;
 pub mod topology;

@@ -1,0 +1,344 @@
+//! The run directory: how the processes of one user find each other.
+//!
+//! ```text
+//! control.PID      the control socket of a process (HTTP)
+//! NAME.control     a link to the control socket of the process that has the device NAME
+//! NAME.lock        locked by that process for as long as it lives; holds its PID
+//! NAME.sock        the device's NBD socket, when no export was asked for
+//! NAME.log         what the process behind `add` had to say
+//! ```
+//!
+//! *Invariant:* a device belongs to whoever holds the lock on `NAME.lock`. The kernel drops the lock
+//! when a process dies in any way, so nothing here trusts a PID, and what a dead process left is told
+//! apart from what a live one uses. Directories are made with mode 0700, sockets with 0600.
+
+use crate::spec::DeviceName;
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, open};
+use rustix::io::Errno;
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+/// Why the run directory cannot be used, or something in it cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum RunDirError {
+    /// Nothing says where it is.
+    #[error("there is no run directory (set BLOCKYARD_RUN or XDG_RUNTIME_DIR)")]
+    Nowhere,
+    /// A device of that name is being served.
+    #[error("the name is taken (choose another with --name, or run: blockyard del {0})")]
+    Taken(DeviceName),
+    /// The operating system refused.
+    #[error("{}: {source} ({fix})", path.display())]
+    Io {
+        /// What it refused.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+        /// What to do.
+        fix: &'static str,
+    },
+}
+
+fn io_error(path: &Path, fix: &'static str) -> impl FnOnce(io::Error) -> RunDirError {
+    move |source| RunDirError::Io { path: path.to_owned(), source, fix }
+}
+
+/// The run directory.
+#[derive(Clone, Debug)]
+pub struct RunDir(PathBuf);
+
+impl RunDir {
+    /// `$BLOCKYARD_RUN`, else `/run/blockyard` as root, else `$XDG_RUNTIME_DIR/blockyard`. It is not made.
+    ///
+    /// # Errors
+    /// [`RunDirError::Nowhere`].
+    pub fn locate() -> Result<RunDir, RunDirError> {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        if let Some(path) = variable("BLOCKYARD_RUN") {
+            let path = PathBuf::from(path);
+            return Ok(RunDir(std::path::absolute(&path).unwrap_or(path)));
+        }
+        if rustix::process::geteuid().is_root() {
+            return Ok(RunDir(PathBuf::from("/run/blockyard")));
+        }
+        let runtime = variable("XDG_RUNTIME_DIR").ok_or(RunDirError::Nowhere)?;
+        Ok(RunDir(PathBuf::from(runtime).join("blockyard")))
+    }
+
+    /// The directory at `path`.
+    pub fn at(path: impl Into<PathBuf>) -> RunDir {
+        RunDir(path.into())
+    }
+
+    /// Makes the directory, if it is not there.
+    ///
+    /// # Errors
+    /// The operating system refuses.
+    pub fn create(&self) -> Result<(), RunDirError> {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&self.0)
+            .map_err(io_error(&self.0, "set BLOCKYARD_RUN to a directory of yours"))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The NBD socket of a device that is exported nowhere else.
+    pub fn nbd_socket(&self, name: &str) -> PathBuf {
+        self.0.join(format!("{name}.sock"))
+    }
+
+    /// The log of the process behind `add`.
+    pub fn log_file(&self, name: &str) -> PathBuf {
+        self.0.join(format!("{name}.log"))
+    }
+
+    /// The control socket of the process that has the device.
+    pub fn control_link(&self, name: &str) -> PathBuf {
+        self.0.join(format!("{name}.control"))
+    }
+
+    fn lock_file(&self, name: &str) -> PathBuf {
+        self.0.join(format!("{name}.lock"))
+    }
+
+    /// Takes a name for this process, and clears away what a dead owner left.
+    ///
+    /// # Errors
+    /// Someone has it, or the operating system refuses.
+    pub fn claim(&self, name: &DeviceName) -> Result<NameClaim, RunDirError> {
+        let path = self.lock_file(name.as_str());
+        loop {
+            let mode = Mode::RUSR | Mode::WUSR;
+            let file = open(&path, OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC, mode)
+                .map_err(|errno| io_error(&path, "is the run directory yours?")(errno.into()))?;
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => return Err(RunDirError::Taken(name.clone())),
+                Err(errno) => return Err(io_error(&path, "does it allow locks?")(errno.into())),
+            }
+            // Between open and lock its owner may have removed it: then the lock is on nothing.
+            if fstat(&file).is_ok_and(|stat| stat.st_nlink > 0) {
+                let mut file = File::from(file);
+                let pid = std::process::id();
+                file.set_len(0)
+                    .and_then(|()| writeln!(file, "{pid}"))
+                    .map_err(io_error(&path, "is there room?"))?;
+                let claim = NameClaim { dir: self.clone(), name: name.clone(), _lock: file };
+                claim.clear();
+                return Ok(claim);
+            }
+        }
+    }
+
+    /// Opens the control socket of this process.
+    ///
+    /// # Errors
+    /// The operating system refuses, or the directory's path is too long for a socket's.
+    pub fn control_socket(&self) -> Result<ControlSocket, RunDirError> {
+        let path = self.0.join(format!("control.{}", std::process::id()));
+        // Whoever had this PID before is dead.
+        remove(&path);
+        let listener = private_listener(&path)
+            .map_err(io_error(&path, "set BLOCKYARD_RUN to a short path that is yours"))?;
+        Ok(ControlSocket { path, listener: Some(listener) })
+    }
+
+    /// The control sockets of all live processes, by PID. What dead ones left is cleared away.
+    pub fn processes(&self) -> Vec<PathBuf> {
+        let mut found: Vec<(u32, PathBuf)> = Vec::new();
+        for entry in fs::read_dir(&self.0).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let pid = name.to_str().and_then(|name| name.strip_prefix("control.")).map(str::parse);
+            let Some(Ok(pid)) = pid else { continue };
+            match UnixStream::connect(entry.path()) {
+                Ok(_) => found.push((pid, entry.path())),
+                Err(why) if why.kind() == io::ErrorKind::ConnectionRefused => self.sweep(&entry.path()),
+                // It vanished, or belongs to someone else.
+                Err(_) => {}
+            }
+        }
+        found.sort();
+        found.into_iter().map(|(_, path)| path).collect()
+    }
+
+    /// Clears away what the dead owner of a control socket left.
+    fn sweep(&self, socket: &Path) {
+        for entry in fs::read_dir(&self.0).into_iter().flatten().flatten() {
+            let link = entry.path();
+            let named = link.file_name().and_then(|name| name.to_str()?.strip_suffix(".control"));
+            let Some(Ok(name)) = named.map(str::parse::<DeviceName>) else { continue };
+            let leads_there = fs::read_link(&link).is_ok_and(|target| self.0.join(target) == socket);
+            if leads_there && let Ok(claim) = self.claim(&name) {
+                drop(claim);
+            }
+        }
+        remove(socket);
+    }
+}
+
+fn remove(path: &Path) {
+    // Whether it was there does not matter, and a file that stays is found again next time.
+    let _ = fs::remove_file(path);
+}
+
+/// A listening Unix socket that only its owner may connect to.
+fn private_listener(path: &Path) -> io::Result<UnixListener> {
+    let before = rustix::process::umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
+    let listener = UnixListener::bind(path);
+    rustix::process::umask(before);
+    listener
+}
+
+/// A name that this process holds. Dropped, it is free, and what stood for it is gone.
+#[derive(Debug)]
+pub struct NameClaim {
+    dir: RunDir,
+    name: DeviceName,
+    _lock: File,
+}
+
+impl NameClaim {
+    /// Makes `NAME.control` lead to this process.
+    ///
+    /// # Errors
+    /// The operating system refuses.
+    pub fn publish(&self, control: &ControlSocket) -> Result<(), RunDirError> {
+        let link = self.dir.control_link(self.name.as_str());
+        let target = control.path.file_name().unwrap_or_default();
+        std::os::unix::fs::symlink(target, &link).map_err(io_error(&link, "is the run directory yours?"))
+    }
+
+    fn clear(&self) {
+        let name = self.name.as_str();
+        remove(&self.dir.control_link(name));
+        remove(&self.dir.nbd_socket(name));
+        // A log that says something outlives its process: it may say why that died.
+        let log = self.dir.log_file(name);
+        if fs::metadata(&log).is_ok_and(|metadata| metadata.len() == 0) {
+            remove(&log);
+        }
+    }
+}
+
+impl Drop for NameClaim {
+    fn drop(&mut self) {
+        self.clear();
+        // Still locked: whoever opened it meanwhile sees that it has no name any more.
+        remove(&self.dir.lock_file(self.name.as_str()));
+    }
+}
+
+/// The control socket of this process. Dropped, its file is gone.
+#[derive(Debug)]
+pub struct ControlSocket {
+    path: PathBuf,
+    /// Empty once it was taken to be served.
+    listener: Option<UnixListener>,
+}
+
+impl ControlSocket {
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The socket itself, to be served. `None` the second time.
+    pub fn listener(&mut self) -> Option<UnixListener> {
+        self.listener.take()
+    }
+}
+
+impl Drop for ControlSocket {
+    fn drop(&mut self) {
+        remove(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn run() -> (tempfile::TempDir, RunDir) {
+        let directory = tempfile::tempdir().unwrap();
+        let run = RunDir::at(directory.path().join("run"));
+        run.create().unwrap();
+        (directory, run)
+    }
+
+    fn name(text: &str) -> DeviceName {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_name_has_one_owner_until_it_is_dropped() {
+        let (_guard, run) = run();
+        let claim = run.claim(&name("disk")).unwrap();
+        assert!(matches!(run.claim(&name("disk")), Err(RunDirError::Taken(_))));
+        assert!(run.claim(&name("other")).is_ok());
+        drop(claim);
+        assert!(run.claim(&name("disk")).is_ok());
+        assert_eq!(fs::read_dir(run.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn directory_and_control_socket_are_private() {
+        let (_guard, run) = run();
+        let control = run.control_socket().unwrap();
+        let mode = |path: &Path| fs::symlink_metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(run.path()), 0o700);
+        assert_eq!(mode(control.path()), 0o600);
+    }
+
+    #[test]
+    fn what_a_dead_process_left_is_cleared_away() {
+        let (_guard, run) = run();
+        let socket = run.path().join("control.1");
+        drop(UnixListener::bind(&socket).unwrap());
+        std::os::unix::fs::symlink("control.1", run.control_link("disk")).unwrap();
+        fs::write(run.path().join("disk.lock"), "1\n").unwrap();
+        fs::write(run.nbd_socket("disk"), "").unwrap();
+        fs::write(run.log_file("disk"), "").unwrap();
+        assert!(run.processes().is_empty());
+        assert_eq!(fs::read_dir(run.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_live_process_is_found_and_its_names_lead_to_it() {
+        let (_guard, run) = run();
+        let mut control = run.control_socket().unwrap();
+        let claim = run.claim(&name("disk")).unwrap();
+        claim.publish(&control).unwrap();
+        assert_eq!(run.processes(), [control.path()]);
+        assert!(UnixStream::connect(run.control_link("disk")).is_ok());
+        assert!(control.listener().is_some() && control.listener().is_none());
+        drop(control);
+        assert!(run.processes().is_empty());
+    }
+
+    #[test]
+    fn a_log_that_says_something_stays() {
+        let (_guard, run) = run();
+        let claim = run.claim(&name("disk")).unwrap();
+        fs::write(run.log_file("disk"), "why\n").unwrap();
+        drop(claim);
+        assert!(run.log_file("disk").exists());
+    }
+
+    #[test]
+    fn a_path_too_long_for_a_socket_says_what_to_do() {
+        let (_guard, run) = run();
+        let run = RunDir::at(run.path().join("x".repeat(120)));
+        run.create().unwrap();
+        let error = run.control_socket().unwrap_err().to_string();
+        assert!(error.contains("set BLOCKYARD_RUN to a short path"), "{error}");
+    }
+}
