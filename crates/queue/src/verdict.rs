@@ -111,8 +111,8 @@ struct Slot {
     counted: bool,
     /// It was split: its pieces are counted in its place.
     replaced: bool,
-    /// Its timeout has passed and its holder was asked to give up.
-    expired: bool,
+    /// How often its timeout has passed, and its holder was asked to give up.
+    expired: u8,
 }
 
 /// One hardware queue.
@@ -160,7 +160,7 @@ impl<R: Ring> Queue<R> {
             state: State::Free,
             counted: false,
             replaced: false,
-            expired: false,
+            expired: 0,
         };
         let mut next_child = config.depth;
         let (mut nodes, mut spare, mut leaf) = (Vec::new(), Vec::new(), Vec::new());
@@ -270,7 +270,7 @@ impl<R: Ring> Queue<R> {
         slot.parent = None;
         slot.counted = true;
         slot.replaced = false;
-        slot.expired = false;
+        slot.expired = 0;
         slot.state = State::Moving;
         if self.in_flight == 0 {
             self.stats.in_flight(1, slot.start);
@@ -368,16 +368,20 @@ impl<R: Ring> Queue<R> {
 
     /// Ask the holders of requests that have taken too long to give up. A tag is freed only when its
     /// holder says that it is over; the request then ends with [`Status::Timeout`]. Returns how many were
-    /// asked. Scans all slots: call it a few times a second at most.
+    /// asked. One that is still held when the timeout has passed once more is asked again. Scans all
+    /// slots: call it a few times a second at most.
     pub fn expire(&mut self, ring: &mut R) -> usize {
         let Some(timeout_ns) = self.timeout_ns else { return 0 };
         let now = ring.now();
         let mut count = 0;
         for (index, slot) in self.slots.iter_mut().enumerate() {
-            if slot.state != State::Held || slot.expired || now.since(slot.start) < timeout_ns {
+            // Asked again each time that the timeout passes once more: what was cancelled may since have
+            // gone on to another path, or have been started anew, and be stuck there.
+            let due_ns = timeout_ns.saturating_mul(u64::from(slot.expired) + 1);
+            if slot.state != State::Held || now.since(slot.start) < due_ns {
                 continue;
             }
-            slot.expired = true;
+            slot.expired = slot.expired.saturating_add(1);
             count += 1;
             let holder = slot.path[usize::from(slot.depth) - 1];
             let cookie = Cookie { tag: Tag(index as u16), generation: slot.generation };
@@ -411,7 +415,7 @@ impl<R: Ring> Queue<R> {
             slot.parent = Some(parent);
             slot.counted = counted;
             slot.replaced = false;
-            slot.expired = false;
+            slot.expired = 0;
             slot.state = State::Moving;
             self.carry(tag, Verdict::Down(node), ring);
         }
@@ -451,7 +455,7 @@ impl<R: Ring> Queue<R> {
                         let io = Cookie { tag, generation: slot.generation };
                         self.nodes[cx.node.index()].end_io(io, &mut slot.req, status, &mut cx)
                     } else {
-                        let status = if slot.expired && !status.is_ok() { Status::Timeout } else { status };
+                        let status = if slot.expired > 0 && !status.is_ok() { Status::Timeout } else { status };
                         slot.state = State::Free;
                         if slot.counted && !slot.replaced {
                             self.ended.push(Ended {

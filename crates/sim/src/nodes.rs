@@ -12,6 +12,9 @@ use crate::Rng;
 use block::{Bytes, Cookie, Op, Request, Status};
 use queue::{Cx, Node, NodeId, Ring, Verdict};
 
+#[cfg(test)]
+mod tests;
+
 /// Holds requests for a random time before they go down.
 pub struct Delay {
     child: NodeId,

@@ -72,7 +72,9 @@ impl PlainFile {
         let fua = req.flags.has(Flags::FUA);
         let state = &mut self.states[io.tag.index()];
         if result < 0 {
-            let loses = state.syncing || req.op == Op::Flush || (req.op == Op::Write && fua);
+            let syncs = state.syncing || req.op == Op::Flush || (req.op == Op::Write && fua);
+            // A sync that was cancelled has lost nothing: the data is still dirty.
+            let loses = syncs && result != -i64::from(libc::ECANCELED);
             if let Some(failed) = self.failed.as_ref().filter(|_| loses) {
                 failed.set(true);
             }
@@ -106,8 +108,14 @@ impl PlainFile {
                 cx.try_now(self.file, operation, block::Data::NONE, 0, Patience::Unbounded)
             };
             let data = seek(false)?;
-            let hole = data != at as i64;
-            let until = if hole { u64::try_from(data).unwrap_or(end) } else { seek(true)? as u64 };
+            // Past the last data it is a hole to the end; what cannot be told is data.
+            let hole = data > at as i64 || data == -i64::from(libc::ENXIO);
+            let until = match data {
+                _ if hole => data,
+                _ if data >= 0 => seek(true)?,
+                error => error,
+            };
+            let until = u64::try_from(until).unwrap_or(end);
             let extent = Extent { len: Bytes(until.min(end) - at), hole, zero: hole };
             let place: Segment = memory.slice(used, Extent::RECORD_LEN as u32);
             cx.ring.bytes_mut(place).copy_from_slice(&extent.to_record());
