@@ -8,7 +8,7 @@
 //!
 //! Does not do: devices that change by themselves. Times are the model's own count of events.
 
-use crate::pattern::{Content, SECTOR_LEN, read_sector};
+use crate::pattern::{Content, SECTOR_LEN, fill_sector, read_sector};
 use block::{Flags, Op, Sectors, Status};
 use std::fmt;
 
@@ -83,6 +83,11 @@ impl Model {
         let blank = Write { version: None, start: 0, end: 0, hides: true, stable: true };
         let sectors = vec![vec![blank]; sectors.0 as usize];
         Model { sectors, reads: Vec::new(), flushed: 0, discard_zeroes, clock: 1 }
+    }
+
+    /// How long the device is.
+    pub fn device_len(&self) -> Sectors {
+        Sectors(self.sectors.len() as u64)
     }
 
     /// A request is about to be submitted. The data of a write must be of version [`Ticket::start`].
@@ -202,6 +207,21 @@ impl Model {
         writes.iter().filter(move |write| write.end >= newest)
     }
 
+    /// Whether a read that began at `start` met a write under way, and each byte is one that was there
+    /// before or after: a read that the system did in two steps.
+    fn may_be_torn(&self, sector: u64, bytes: &[u8], start: u64) -> bool {
+        let mut known = vec![false; bytes.len()];
+        for write in self.allowed(sector, start) {
+            let mut content = [0; SECTOR_LEN];
+            if let Some(version) = write.version {
+                fill_sector(&mut content, sector, version);
+            }
+            known.iter_mut().zip(bytes.iter().zip(content)).for_each(|(known, (&a, b))| *known |= a == b);
+        }
+        self.sectors[sector as usize].iter().any(|write| write.end > start)
+            && known.iter().all(|&known| known)
+    }
+
     fn check(
         &self,
         sector: u64,
@@ -218,6 +238,7 @@ impl Model {
         };
         match version {
             Some(version) if self.allowed(sector, start).any(|write| write.version == version) => Ok(version),
+            None if self.may_be_torn(sector, bytes, start) => Ok(None),
             _ => {
                 let allowed = self.allowed(sector, start).map(|write| write.version).collect();
                 Err(Violation { sector, found, allowed, when })

@@ -39,7 +39,7 @@ pub fn fill_sector(bytes: &mut [u8], sector: u64, version: u64) {
 /// What `bytes`, one sector long, hold.
 pub fn read_sector(bytes: &[u8]) -> Content {
     debug_assert_eq!(bytes.len(), SECTOR_LEN);
-    if bytes.iter().all(|&byte| byte == 0) {
+    if *bytes == [0; SECTOR_LEN] {
         return Content::Zero;
     }
     let word = |number: usize| {

@@ -82,6 +82,11 @@ impl SimRing {
         &self.disks[file.0 as usize]
     }
 
+    /// Whether any disk may have dropped data since the last power cut.
+    pub fn has_failed_disk(&self) -> bool {
+        self.disks.iter().any(Disk::has_failed)
+    }
+
     /// What goes wrong from now on.
     pub fn set_faults(&mut self, faults: Faults) {
         self.faults = faults;
@@ -215,29 +220,30 @@ impl SimRing {
             _ => return 0,
         };
         let disk = &mut self.disks[work.file.0 as usize];
-        let mut done = 0;
-        for segment in &work.data {
-            let (start, end) = (done, (done + u64::from(segment.len)).min(until));
-            if start >= until {
-                break;
-            }
-            let from = work.progress.clamp(start, end);
-            let part = segment.slice((from - start) as u32, (end - from) as u32);
-            done = end;
-            if part.len == 0 {
+        let (mut at, mut skip, mut left) =
+            (work.progress, work.progress, until.saturating_sub(work.progress));
+        // Gathered first: a sector is written once, however many segments it comes from.
+        let mut gathered = Vec::new();
+        for &segment in &work.data {
+            let from = skip.min(u64::from(segment.len));
+            let len = left.min(u64::from(segment.len) - from);
+            (skip, left) = (skip - from, left - len);
+            let part = segment.slice(from as u32, len as u32);
+            if write {
+                gathered.extend_from_slice(self.arena.bytes(part));
                 continue;
             }
-            if write {
-                disk.write(offset + from, self.arena.bytes(part), false);
-            } else {
-                let got = disk.read(offset + from, self.arena.bytes_mut(part)) as u64;
-                if got < u64::from(part.len) {
-                    done = from + got;
-                    break;
-                }
+            let got = disk.read(offset + at, self.arena.bytes_mut(part)) as u64;
+            at += got;
+            if got < len {
+                break;
             }
         }
-        work.progress = work.progress.max(done);
+        if write {
+            disk.write(offset + at, &gathered, false);
+            at += gathered.len() as u64;
+        }
+        work.progress = at;
         work.progress
     }
 

@@ -1,1 +1,5 @@
 //! End-to-end tests live under `tests/`; this crate itself holds only what they share.
+
+#![forbid(unsafe_code)]
+
+pub mod simulation;

@@ -72,6 +72,25 @@ fn a_read_may_see_a_write_that_is_under_way_or_not() {
 }
 
 #[test]
+fn a_sector_is_read_torn_only_while_it_is_written() {
+    let mut model = model();
+    let first = write(&mut model, Flags::NONE, Status::Ok);
+    let read = begin(&mut model, Op::Read);
+    let second = begin(&mut model, Op::Write);
+    let mut torn = content(first);
+    torn[100..].copy_from_slice(&content(Some(second.start))[100..]);
+    let end = |model: &Model, read, bytes: &[u8]| {
+        model.clone().end_read(read, Status::Ok, [bytes].into_iter()).is_ok()
+    };
+    assert!(end(&model, read, &torn));
+    model.end(second, Status::Ok);
+    assert!(end(&model, read, &torn));
+    assert!(!end(&model, read, &[0xA5; SECTOR_LEN]));
+    let late = begin(&mut model, Op::Read);
+    assert!(!end(&model, late, &torn));
+}
+
+#[test]
 fn of_two_writes_at_once_either_may_win() {
     let mut model = model();
     let (first, second) = (begin(&mut model, Op::Write), begin(&mut model, Op::Write));

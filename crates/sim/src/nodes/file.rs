@@ -122,6 +122,8 @@ impl PlainFile {
             used += Extent::RECORD_LEN as u32;
             at += extent.len.0;
         }
+        // An answer given again may be shorter: nothing of the first one stays.
+        cx.ring.bytes_mut(memory.slice(used, memory.len - used)).fill(0);
         Some(Status::Ok)
     }
 }

@@ -1,0 +1,222 @@
+//! The front-end of a simulation: makes random requests with their memory, and judges how they ended.
+
+use super::stacks::Setup;
+use block::{Bytes, Data, Extent, Flags, Op, Request, Sectors, Segment, Status, Tag};
+use queue::{Queue, Ring as _};
+use sim::{Content, Model, Rng, SECTOR_LEN, SimRing, Ticket, fill_sector, read_sector};
+
+/// What surrounds the memory of a request, so that a node that strays shows.
+const GUARD: u8 = 0x5C;
+const GUARD_LEN: u32 = 64;
+/// Memory for the answers about extents.
+const EXTENTS_LEN: u32 = 8 * Extent::RECORD_LEN as u32;
+
+/// A request under way.
+#[derive(Debug)]
+pub(super) struct Flying {
+    pub(super) ticket: Ticket,
+    pub(super) req: Request,
+    /// Allocations, whole.
+    memory: Vec<Segment>,
+    pub(super) owner: u32,
+}
+
+/// Make a request for `tag`. `None`: there was no memory.
+pub(super) fn request(
+    tag: Tag,
+    queue: &mut Queue<SimRing>,
+    setup: &Setup,
+    rng: &mut Rng,
+    ring: &mut SimRing,
+    model: &mut Model,
+) -> Option<Flying> {
+    let op = random_op(rng);
+    let (first, count) = if op == Op::Flush { (0, 0) } else { random_range(rng, setup.sectors.0) };
+    let flags = random_flags(rng, op);
+    let memory_len = match op {
+        Op::Read | Op::Write => (count as u32) << 9,
+        Op::Extents => EXTENTS_LEN,
+        _ => 0,
+    };
+    let most = if op == Op::Extents { 1 } else { u64::from(setup.segments_per_tag) };
+    let (memory, segments) = allocate(memory_len, rng.between(1, most), rng, ring)?;
+    let data = queue.run(tag, &segments).expect("no more segments than the queue was made for");
+    let ticket = model.begin(op, flags, Sectors(first), Sectors(count));
+    match op {
+        Op::Write => {
+            let mut bytes = vec![0; memory_len as usize];
+            for (sector, content) in (first..).zip(bytes.chunks_mut(SECTOR_LEN)) {
+                fill_sector(content, sector, ticket.start);
+            }
+            let mut rest = &bytes[..];
+            for &segment in &segments {
+                let (head, tail) = rest.split_at(segment.len as usize);
+                ring.bytes_mut(segment).copy_from_slice(head);
+                rest = tail;
+            }
+        }
+        Op::Extents => ring.bytes_mut(segments[0]).fill(0),
+        _ => {}
+    }
+    let (offset, len) = (Bytes(first << 9), Bytes(count << 9));
+    Some(Flying { ticket, req: Request { offset, len, data, op, flags }, memory, owner: ticket.start as u32 })
+}
+
+fn random_op(rng: &mut Rng) -> Op {
+    match rng.below(100) {
+        0..=34 => Op::Read,
+        35..=74 => Op::Write,
+        75..=82 => Op::Flush,
+        83..=87 => Op::Discard,
+        88..=93 => Op::WriteZeroes,
+        94..=95 => Op::Prefetch,
+        _ => Op::Extents,
+    }
+}
+
+/// Mostly a few sectors in a few places, so that requests meet; sometimes a lot.
+fn random_range(rng: &mut Rng, sectors: u64) -> (u64, u64) {
+    let most = *rng.pick(&[1, 8, 8, 16, 16, 64, 256]).min(&sectors);
+    let count = rng.between(1, most);
+    let place = if rng.chance(500) { (sectors - count).min(32) } else { sectors - count };
+    (rng.between(0, place), count)
+}
+
+fn random_flags(rng: &mut Rng, op: Op) -> Flags {
+    let mut flags = Flags::NONE;
+    let mut maybe = |chance, flag| {
+        if rng.chance(chance) {
+            flags = flags.with(flag);
+        }
+    };
+    maybe(70, Flags::NOWAIT);
+    match op {
+        Op::Read => maybe(300, Flags::MAY_LEND),
+        Op::Write | Op::Discard => maybe(150, Flags::FUA),
+        Op::WriteZeroes => {
+            maybe(150, Flags::FUA);
+            maybe(300, Flags::NO_UNMAP);
+            maybe(100, Flags::FAST_ZERO);
+        }
+        _ => {}
+    }
+    flags
+}
+
+/// Memory of `len` bytes in `count` pieces: the allocations, and the pieces within them.
+fn allocate(len: u32, count: u64, rng: &mut Rng, ring: &mut SimRing) -> Option<(Vec<Segment>, Vec<Segment>)> {
+    let (mut memory, mut segments, mut left) = (Vec::new(), Vec::new(), len);
+    for number in 0..count {
+        let others = (count - number - 1) as u32;
+        let unit = if rng.chance(300) { 4 } else { 512 };
+        let most = left.saturating_sub(others * 512) / unit;
+        let piece = if others == 0 || most == 0 { left } else { rng.between(1, most.into()) as u32 * unit };
+        if piece == 0 {
+            break;
+        }
+        let Some(whole) = ring.allocate(piece + 2 * GUARD_LEN) else {
+            memory.into_iter().for_each(|segment| ring.free(segment));
+            return None;
+        };
+        let skip = if rng.chance(500) { GUARD_LEN } else { 0 };
+        let segment = whole.slice(skip, piece);
+        ring.bytes_mut(whole).fill(GUARD);
+        ring.bytes_mut(segment).fill(0xEE);
+        memory.push(whole);
+        segments.push(segment);
+        left -= piece;
+    }
+    Some((memory, segments))
+}
+
+/// A request ended: was that right? Gives its memory back.
+pub(super) fn judge(
+    tag: Tag,
+    flying: &Flying,
+    status: Status,
+    queue: &Queue<SimRing>,
+    setup: &Setup,
+    ring: &mut SimRing,
+    model: &mut Model,
+) -> Result<(), String> {
+    let Flying { ticket, req, .. } = flying;
+    if !may_end(req, status, setup) {
+        return Err(format!("{req:?} ended with {status:?}, and nothing was wrong"));
+    }
+    let own = data(queue, req.data, req.len, req.op, ring);
+    match req.op {
+        Op::Read => {
+            let answer = data(queue, queue.request(tag).data, req.len, req.op, ring);
+            model
+                .end_read(*ticket, status, answer.chunks(SECTOR_LEN))
+                .map_err(|violation| format!("{violation} ({req:?})"))?;
+        }
+        Op::Extents if status.is_ok() => extents(&own, req, *ticket, model)?,
+        Op::Write => {
+            for (sector, bytes) in (req.offset.0 >> 9..).zip(own.chunks(SECTOR_LEN)) {
+                if read_sector(bytes) != (Content::Data { sector, version: ticket.start }) {
+                    return Err(format!("the data of {req:?} was changed in the submitter's memory"));
+                }
+            }
+        }
+        _ => {}
+    }
+    if req.op != Op::Read {
+        model.end(*ticket, status);
+    }
+    guards(flying, own.len(), ring)
+}
+
+fn may_end(req: &Request, status: Status, setup: &Setup) -> bool {
+    let again = status == Status::Again && req.flags.has(Flags::NOWAIT);
+    let refusal = status == Status::NotSupported
+        && (req.flags.has(Flags::FAST_ZERO)
+            || setup.can_refuse && matches!(req.op, Op::Discard | Op::WriteZeroes));
+    let timeout = status == Status::Timeout && setup.timeout_ns.is_some();
+    status.is_ok() || again || refusal || timeout || setup.can_fail
+}
+
+fn data(queue: &Queue<SimRing>, data: Data, len: Bytes, op: Op, ring: &SimRing) -> Vec<u8> {
+    let len = match op {
+        Op::Read | Op::Write => len.0,
+        Op::Extents => EXTENTS_LEN.into(),
+        _ => 0,
+    };
+    let mut bytes = Vec::new();
+    queue.segments(data, len).for_each(|segment| bytes.extend_from_slice(ring.bytes(segment)));
+    bytes
+}
+
+/// What an extents request answered: within the range, and zero only where zeroes may be.
+fn extents(records: &[u8], req: &Request, ticket: Ticket, model: &Model) -> Result<(), String> {
+    let (mut at, mut count) = (req.offset.0, 0);
+    for extent in records.chunks(Extent::RECORD_LEN).map_while(Extent::from_record) {
+        let end = at.checked_add(extent.len.0).ok_or("an extent overflows")?;
+        let known = end.min(model.device_len().bytes().0);
+        for sector in at.div_ceil(512)..known / 512 {
+            if extent.zero && !model.may_be_zero(Sectors(sector), ticket) {
+                return Err(format!("sector {sector} is said to be zero, and is not ({req:?})"));
+            }
+        }
+        if at >= req.end().0 {
+            return Err(format!("extents of {req:?} go on past its end"));
+        }
+        (at, count) = (end, count + 1);
+    }
+    if count == 0 { Err(format!("no extents for {req:?}")) } else { Ok(()) }
+}
+
+/// The bytes around the pieces are as they were.
+fn guards(flying: &Flying, len: usize, ring: &mut SimRing) -> Result<(), String> {
+    let all: usize = flying.memory.iter().map(|whole| whole.len as usize).sum();
+    let guards = all - len;
+    let mut intact = 0;
+    for &whole in &flying.memory {
+        let bytes = ring.bytes(whole);
+        let head = bytes.iter().take(GUARD_LEN as usize).take_while(|&&byte| byte == GUARD).count();
+        let tail = bytes.iter().rev().take_while(|&&byte| byte == GUARD).count();
+        intact += head + tail;
+        ring.free(whole);
+    }
+    if intact < guards { Err(format!("{:?} wrote outside its memory", flying.req)) } else { Ok(()) }
+}

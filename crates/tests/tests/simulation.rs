@@ -1,0 +1,67 @@
+//! Whole stacks, simulated. `BLOCKYARD_SEED=n` replays one run and no other; `BLOCKYARD_SIM_RUNS=n` adds
+//! that many runs with fresh seeds.
+
+use blockyard_tests::simulation::{Breakage, Scenario, run};
+use std::hash::{BuildHasher, RandomState};
+
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
+}
+
+fn pass(seed: u64) {
+    if let Err(failure) = run(seed, Scenario::default()) {
+        panic!("{failure}");
+    }
+}
+
+#[test]
+fn random_stacks_keep_their_promises() {
+    match number("BLOCKYARD_SEED") {
+        Some(seed) => pass(seed),
+        None => (0..200).for_each(pass),
+    }
+}
+
+#[test]
+fn fresh_seeds_keep_their_promises() {
+    let runs = number("BLOCKYARD_SIM_RUNS").unwrap_or(20);
+    let first = RandomState::new().hash_one(0);
+    println!("seeds from {first}");
+    (0..runs).for_each(|number| pass(first.wrapping_add(number)));
+}
+
+#[test]
+fn a_seed_replays_exactly() {
+    for seed in 1000..1020 {
+        let outcomes = [(); 2].map(|()| run(seed, Scenario::default()).unwrap_or_else(|f| panic!("{f}")));
+        assert_eq!(outcomes[0], outcomes[1]);
+        let other = run(seed + 1, Scenario::default()).unwrap_or_else(|f| panic!("{f}"));
+        assert_ne!(outcomes[0].hash, other.hash);
+    }
+}
+
+#[test]
+fn runs_do_something() {
+    let (mut requests, mut ok, mut cuts) = (0, 0, 0);
+    for seed in 0..40 {
+        let outcome = run(seed, Scenario::default()).unwrap_or_else(|f| panic!("{f}"));
+        requests += outcome.requests;
+        ok += outcome.ok;
+        cuts += outcome.power_cuts;
+    }
+    assert!(ok * 2 > requests && requests > 4000 && cuts > 40, "{ok} of {requests} ok, {cuts} power cuts");
+}
+
+/// Runs until the mistake is found; each must be within as many.
+const RUNS_MAX: u64 = 60;
+
+#[test]
+fn every_mistake_made_on_purpose_is_found() {
+    for breakage in Breakage::ALL {
+        let scenario = Scenario { breakage: Some(breakage), ..Scenario::default() };
+        let found = (0..RUNS_MAX).find_map(|seed| run(seed, scenario).err());
+        let failure = found.unwrap_or_else(|| panic!("{breakage:?} was not found in {RUNS_MAX} runs"));
+        println!("{breakage:?}: seed {}: {}", failure.seed, failure.message);
+    }
+}
