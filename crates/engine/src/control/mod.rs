@@ -1,0 +1,153 @@
+//! The control plane: what one process tells about its devices, over HTTP on a Unix socket.
+//!
+//! ```text
+//! GET    /version               who answers
+//! GET    /devices               all devices
+//! GET    /devices/NAME          one
+//! GET    /devices/NAME/stats    what it counted
+//! DELETE /devices/NAME          drain, flush and remove it
+//! GET    /metrics               all of it for Prometheus
+//! ```
+//!
+//! Bodies are JSON; an error is `{"error": "why (what to do)"}` with 404, 409 or 500. [`Yard`] is the
+//! seam: a host implements it, tests put a table in its place. Server and client run on a
+//! single-threaded runtime, off the I/O path; every answer is a snapshot.
+
+mod client;
+mod metrics;
+mod server;
+mod stats;
+
+pub use client::{ClientError, ControlClient};
+pub use server::serve;
+pub use stats::{DeviceStats, Latency, OpStats, QueueFields};
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::time::Duration;
+
+/// What a device is made of and how it stands.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct DeviceInfo {
+    /// Its name.
+    pub name: String,
+    /// The stack, as it would be typed.
+    pub stack: String,
+    /// The layers above it, upwards, as they would be typed.
+    pub layers: Vec<String>,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Its logical block in bytes.
+    pub logical_block_size: u32,
+    /// Not to be written.
+    pub read_only: bool,
+    /// Its queue limits under the kernel's names.
+    pub limits: BTreeMap<String, u64>,
+    /// How it can be reached.
+    pub exports: Vec<ExportInfo>,
+    /// What the backend says about itself: whether it is direct, which file system, ….
+    pub backend: BTreeMap<String, String>,
+    /// Its hardware queues.
+    pub queues: Vec<QueueInfo>,
+    /// The process that serves it.
+    pub pid: u32,
+    /// How long it has been there, in milliseconds.
+    pub uptime_ms: u64,
+}
+
+/// One way to reach a device.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ExportInfo {
+    /// `nbd`.
+    pub kind: String,
+    /// What a client is given: a URI or a path.
+    pub address: String,
+    /// How many clients are connected.
+    pub connections: u64,
+    /// `off`, `on`, `require`.
+    pub tls: String,
+}
+
+/// One hardware queue.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct QueueInfo {
+    /// The number of its reactor thread.
+    pub reactor: u16,
+    /// How that talks to the kernel: `io_uring` or `epoll`.
+    pub engine: String,
+    /// Why, when it is not what would be best.
+    pub why: Option<String>,
+    /// Requests in flight, at most.
+    pub depth: u16,
+    /// Requests in flight now.
+    pub in_flight: u64,
+}
+
+/// Who answers on a control socket.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Version {
+    /// `blockyard`.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+}
+
+/// What a device counted, to be turned into [`DeviceStats`] or metrics.
+#[derive(Clone, Default, Debug)]
+pub struct Counted {
+    /// How long the device has been there.
+    pub uptime: Duration,
+    /// By hardware queue, in the order of [`DeviceInfo::queues`].
+    pub queues: Vec<queue::Snapshot>,
+}
+
+impl Counted {
+    /// All queues together.
+    pub fn total(&self) -> queue::Snapshot {
+        let mut total = queue::Snapshot::default();
+        self.queues.iter().for_each(|queue| total.add(queue));
+        total
+    }
+}
+
+/// Why a control action was not done.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ControlError {
+    /// There is no such device here.
+    #[error("there is no such device (blockyard list shows those there are)")]
+    NotFound,
+    /// It is under way already, or something else stands in its way for now.
+    #[error("{0}")]
+    Busy(String),
+    /// It was tried.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// A future that may move between threads.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// The devices of one process, as its control socket shows them.
+pub trait Yard: Send + Sync + 'static {
+    /// All of them, in the order they were added.
+    fn devices(&self) -> Vec<DeviceInfo>;
+
+    /// One of them.
+    fn device(&self, name: &str) -> Option<DeviceInfo> {
+        self.devices().into_iter().find(|device| device.name == name)
+    }
+
+    /// What one of them counted up to now.
+    fn counted(&self, name: &str) -> Option<Counted>;
+
+    /// Closes its exports, drains and flushes it, and removes it.
+    ///
+    /// The future ends when that is done, or with why it was not.
+    fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), ControlError>>;
+}
+
+#[cfg(test)]
+mod tests;

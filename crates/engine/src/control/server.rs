@@ -1,0 +1,89 @@
+//! The server half: routes to a [`Yard`].
+
+use super::{ControlError, DeviceInfo, DeviceStats, Version, Yard, metrics};
+use axum::extract::{Path, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use std::io;
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+
+type Shared = State<Arc<dyn Yard>>;
+
+/// Answers on `listener` until `until` ends; answers under way are then finished. Must run within a
+/// tokio runtime that has I/O enabled.
+///
+/// # Errors
+/// The socket cannot be registered with the runtime.
+pub async fn serve(
+    listener: UnixListener,
+    yard: Arc<dyn Yard>,
+    until: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let listener = tokio::net::UnixListener::from_std(listener)?;
+    axum::serve(listener, routes(yard)).with_graceful_shutdown(until).await
+}
+
+fn routes(yard: Arc<dyn Yard>) -> Router {
+    Router::new()
+        .route("/version", get(version))
+        .route("/metrics", get(all_metrics))
+        .route("/devices", get(devices))
+        .route("/devices/{name}", get(device).delete(delete))
+        .route("/devices/{name}/stats", get(stats))
+        .fallback(|| async { error(StatusCode::NOT_FOUND, "there is nothing here (try /devices)") })
+        .method_not_allowed_fallback(|| async {
+            error(StatusCode::METHOD_NOT_ALLOWED, "this cannot be done here (see /devices)")
+        })
+        .with_state(yard)
+}
+
+async fn version() -> Json<Version> {
+    Json(Version {
+        name: "blockyard".into(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        pid: std::process::id(),
+    })
+}
+
+async fn devices(State(yard): Shared) -> Json<Vec<DeviceInfo>> {
+    Json(yard.devices())
+}
+
+async fn device(State(yard): Shared, Path(name): Path<String>) -> Result<Json<DeviceInfo>, ControlError> {
+    yard.device(&name).map(Json).ok_or(ControlError::NotFound)
+}
+
+async fn stats(State(yard): Shared, Path(name): Path<String>) -> Result<Json<DeviceStats>, ControlError> {
+    let counted = yard.counted(&name).ok_or(ControlError::NotFound)?;
+    Ok(Json(DeviceStats::new(&name, &counted)))
+}
+
+async fn delete(State(yard): Shared, Path(name): Path<String>) -> Result<StatusCode, ControlError> {
+    // A task of its own: once begun, it is finished even if whoever asked hangs up.
+    let task = tokio::spawn(async move { yard.delete(&name).await });
+    let done = task.await.unwrap_or_else(|why| Err(ControlError::Failed(why.to_string())));
+    done.map(|()| StatusCode::NO_CONTENT)
+}
+
+async fn all_metrics(State(yard): Shared) -> Response {
+    ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics::text(yard)).into_response()
+}
+
+fn error(status: StatusCode, why: &str) -> Response {
+    (status, Json(serde_json::json!({ "error": why }))).into_response()
+}
+
+impl IntoResponse for ControlError {
+    fn into_response(self) -> Response {
+        let status = match self {
+            ControlError::NotFound => StatusCode::NOT_FOUND,
+            ControlError::Busy(_) => StatusCode::CONFLICT,
+            ControlError::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        error(status, &self.to_string())
+    }
+}

@@ -1,0 +1,178 @@
+use super::*;
+use block::Op;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+/// Two devices; `busy` cannot be deleted.
+struct Table(Mutex<Vec<DeviceInfo>>);
+
+fn info(name: &str) -> DeviceInfo {
+    DeviceInfo {
+        name: name.into(),
+        stack: "file:/srv/disk.img,ro".into(),
+        layers: vec!["split,max_sectors=255".into()],
+        size: 1 << 30,
+        logical_block_size: 512,
+        read_only: true,
+        limits: [("max_sectors".to_owned(), 255)].into(),
+        exports: vec![ExportInfo {
+            kind: "nbd".into(),
+            address: "nbd://localhost:10809/disk".into(),
+            connections: 3,
+            tls: "off".into(),
+        }],
+        backend: [("direct".to_owned(), "off".to_owned())].into(),
+        queues: vec![QueueInfo {
+            reactor: 0,
+            engine: "epoll".into(),
+            why: Some("io_uring is forbidden here".into()),
+            depth: 128,
+            in_flight: 2,
+        }],
+        pid: 7,
+        uptime_ms: 1500,
+    }
+}
+
+fn counted() -> Counted {
+    let mut queue = queue::Snapshot { errors: 1, in_flight: 2, busy_ns: 500_000_000, ..Default::default() };
+    let read = &mut queue.ops[Op::Read as usize];
+    (read.ios, read.bytes, read.ticks_ns) = (10, 40960, 3_000_000);
+    Counted { uptime: Duration::from_secs(2), queues: vec![queue.clone(), queue] }
+}
+
+impl Yard for Table {
+    fn devices(&self) -> Vec<DeviceInfo> {
+        self.0.lock().unwrap().clone()
+    }
+
+    fn counted(&self, name: &str) -> Option<Counted> {
+        self.device(name).map(|_| counted())
+    }
+
+    fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), ControlError>> {
+        Box::pin(async move {
+            if name == "busy" {
+                return Err(ControlError::Busy("it is being deleted".into()));
+            }
+            let mut devices = self.0.lock().unwrap();
+            let before = devices.len();
+            devices.retain(|device| device.name != name);
+            if devices.len() < before { Ok(()) } else { Err(ControlError::NotFound) }
+        })
+    }
+}
+
+/// Serves the table while `client` runs, then stops as a process does.
+fn with_server<F: Future<Output = ()>>(client: impl FnOnce(ControlClient) -> F) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control");
+    let listener = UnixListener::bind(&path).unwrap();
+    let yard = Arc::new(Table(Mutex::new(vec![info("disk"), info("busy")])));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let server = tokio::spawn(serve(listener, yard, async { drop(stopped.await) }));
+        client(ControlClient::new(&path)).await;
+        drop(stop);
+        server.await.unwrap().unwrap();
+    });
+}
+
+#[test]
+fn devices_are_told_as_they_are() {
+    with_server(|client| async move {
+        assert_eq!(client.version().await.unwrap().pid, std::process::id());
+        assert_eq!(client.devices().await.unwrap(), [info("disk"), info("busy")]);
+        assert_eq!(client.device("disk").await.unwrap(), info("disk"));
+    });
+}
+
+#[test]
+fn counters_of_all_queues_are_added_up() {
+    with_server(|client| async move {
+        let stats = client.stats("disk").await.unwrap();
+        assert_eq!((stats.uptime_ns, stats.errors, stats.in_flight), (2_000_000_000, 2, 4));
+        assert_eq!((stats.stat[0], stats.stat[2], stats.stat[3]), (20, 160, 6));
+        assert_eq!(stats.operations["read"].bytes, 81920);
+        assert_eq!((stats.queues.len(), stats.queues[0][0]), (2, 10));
+    });
+}
+
+#[test]
+fn a_device_is_deleted_once() {
+    with_server(|client| async move {
+        client.delete("disk").await.unwrap();
+        let again = client.delete("disk").await.unwrap_err();
+        assert!(matches!(again, ClientError::Refused(ControlError::NotFound)), "{again}");
+        assert_eq!(client.devices().await.unwrap(), [info("busy")]);
+    });
+}
+
+#[test]
+fn a_refusal_says_why() {
+    with_server(|client| async move {
+        let busy = client.delete("busy").await.unwrap_err();
+        assert_eq!(busy.to_string(), "it is being deleted");
+        let missing = client.stats("missing").await.unwrap_err();
+        assert!(missing.to_string().starts_with("there is no such device"), "{missing}");
+    });
+}
+
+#[test]
+fn nobody_there_is_told_apart_from_a_refusal() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let client = ControlClient::new("/nonexistent/control");
+    let error = runtime.block_on(client.devices()).unwrap_err();
+    assert!(matches!(error, ClientError::Connect { .. }), "{error}");
+}
+
+/// One request by hand: what curl would see.
+async fn raw(path: &Path, request: &str) -> String {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut stream = tokio::net::UnixStream::connect(path).await.unwrap();
+    let request = format!("{request} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+#[test]
+fn any_http_client_can_ask() {
+    with_server(|client| async move {
+        let socket = client.socket();
+        let answer = raw(socket, "GET /devices/disk").await;
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        assert!(answer.contains("content-type: application/json") && answer.contains("\"size\":1073741824"));
+        let answer = raw(socket, "GET /nowhere").await;
+        assert!(answer.starts_with("HTTP/1.1 404") && answer.contains("{\"error\":\"there is nothing here"));
+        assert!(raw(socket, "POST /devices").await.starts_with("HTTP/1.1 405"));
+        assert!(raw(socket, "DELETE /devices/disk").await.starts_with("HTTP/1.1 204"));
+    });
+}
+
+#[test]
+fn metrics_have_types_and_labels() {
+    with_server(|client| async move {
+        let answer = raw(client.socket(), "GET /metrics").await;
+        assert!(answer.contains("content-type: application/openmetrics-text; version=1.0.0"), "{answer}");
+        for line in [
+            "# TYPE blockyard_requests counter",
+            "blockyard_requests_total{device=\"disk\",op=\"read\"} 20",
+            "blockyard_request_bytes_total{device=\"disk\",op=\"read\"} 81920",
+            "blockyard_request_errors_total{device=\"disk\"} 2",
+            "blockyard_requests_in_flight{device=\"disk\"} 4.0",
+            "blockyard_busy_seconds_total{device=\"disk\"} 0.5",
+            "blockyard_device_size_bytes{device=\"disk\"} 1073741824.0",
+            "blockyard_connections{device=\"busy\"} 3.0",
+            "# TYPE blockyard_request_duration_seconds histogram",
+            "blockyard_request_duration_seconds_sum{device=\"disk\",op=\"read\"} 0.006",
+            "# EOF",
+        ] {
+            assert!(answer.lines().any(|got| got == line), "{line}\n{answer}");
+        }
+        assert!(!answer.contains("op=\"flush\""), "operations that never happened are left out");
+    });
+}
