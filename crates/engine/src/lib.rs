@@ -3,7 +3,6 @@
 #![forbid(unsafe_code)]
 
 pub mod control;
-pub mod listen;
 pub mod rundir;
 pub mod spec;
 pub mod topology;

@@ -455,7 +455,8 @@ impl<R: Ring> Queue<R> {
                         let io = Cookie { tag, generation: slot.generation };
                         self.nodes[cx.node.index()].end_io(io, &mut slot.req, status, &mut cx)
                     } else {
-                        let status = if slot.expired > 0 && !status.is_ok() { Status::Timeout } else { status };
+                        let status =
+                            if slot.expired > 0 && !status.is_ok() { Status::Timeout } else { status };
                         slot.state = State::Free;
                         if slot.counted && !slot.replaced {
                             self.ended.push(Ended {

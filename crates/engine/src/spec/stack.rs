@@ -68,8 +68,6 @@ pub struct FileSpec {
 pub struct RamSpec {
     /// How much.
     pub size: Bytes,
-    /// The logical block in bytes; none: 512.
-    pub block: Option<u32>,
     /// Ask the kernel for huge pages.
     pub hugepages: bool,
 }
@@ -91,8 +89,6 @@ pub enum IrqMode {
 pub struct NullSpec {
     /// The size it claims.
     pub size: Bytes,
-    /// The logical block in bytes; none: 512.
-    pub block: Option<u32>,
     /// When requests end.
     pub irqmode: IrqMode,
     /// How long after submission, in `timer` mode.
@@ -161,16 +157,6 @@ fn block_size(options: &mut Options) -> Result<Option<u32>, SpecError> {
     Ok(Some(block.0 as u32))
 }
 
-fn fits_blocks(kind: &str, size: Bytes, block: Option<u32>) -> Result<(), SpecError> {
-    match block {
-        Some(block) if !size.is_aligned(block.into()) => Err(SpecError::new(
-            format!("{kind}: {size} is not a whole number of blocks of {block} bytes"),
-            "change size or block",
-        )),
-        _ => Ok(()),
-    }
-}
-
 fn parse_file(what: &str, items: impl Iterator<Item = String>) -> Result<FileSpec, SpecError> {
     const KNOWN: &[&str] =
         &["direct", "offset", "sizelimit", "block", "ro", "size", "create", "share", "partscan"];
@@ -224,18 +210,12 @@ fn parse_file(what: &str, items: impl Iterator<Item = String>) -> Result<FileSpe
 }
 
 fn parse_ram(what: &str, items: impl Iterator<Item = String>) -> Result<RamSpec, SpecError> {
-    let mut options = Options::new("ram", &["block", "hugepages"], items)?;
-    let ram = RamSpec {
-        size: parse_size("ram", what)?,
-        block: block_size(&mut options)?,
-        hugepages: options.flag("hugepages")?,
-    };
-    fits_blocks("ram", ram.size, ram.block)?;
-    Ok(ram)
+    let mut options = Options::new("ram", &["hugepages"], items)?;
+    Ok(RamSpec { size: parse_size("ram", what)?, hugepages: options.flag("hugepages")? })
 }
 
 fn parse_null(what: &str, items: impl Iterator<Item = String>) -> Result<NullSpec, SpecError> {
-    const KNOWN: &[&str] = &["irqmode", "completion", "memory_backed", "block"];
+    const KNOWN: &[&str] = &["irqmode", "completion", "memory_backed"];
     let mut options = Options::new("null", KNOWN, items)?;
     let completion = match options.text("completion")? {
         Some(text) => Some(parse_time(&text)?),
@@ -245,7 +225,6 @@ fn parse_null(what: &str, items: impl Iterator<Item = String>) -> Result<NullSpe
     let implied = if completion.is_some() { IrqMode::Timer } else { IrqMode::None };
     let null = NullSpec {
         size: size_or_default("null", what)?,
-        block: block_size(&mut options)?,
         irqmode: options.choice("irqmode", &IRQMODE)?.unwrap_or(implied),
         completion: completion.unwrap_or(COMPLETION_DEFAULT),
         memory_backed: options.flag("memory_backed")?,
@@ -253,7 +232,6 @@ fn parse_null(what: &str, items: impl Iterator<Item = String>) -> Result<NullSpe
     if completion.is_some() && null.irqmode != IrqMode::Timer {
         return Err(SpecError::new("completion goes with irqmode=timer", "leave out one of them"));
     }
-    fits_blocks("null", null.size, null.block)?;
     Ok(null)
 }
 
@@ -303,7 +281,6 @@ impl fmt::Display for StackSpec {
             StackSpec::File(file) => write!(f, "{file}"),
             StackSpec::Ram(ram) => {
                 write!(f, "ram:{}", ram.size)?;
-                write_block(f, ram.block)?;
                 write_flag(f, ram.hugepages, "hugepages")
             }
             StackSpec::Null(null) => write!(f, "{null}"),
@@ -339,7 +316,6 @@ impl fmt::Display for NullSpec {
         if self.irqmode == IrqMode::Timer {
             write!(f, ",completion={}", format_time(self.completion))?;
         }
-        write_block(f, self.block)?;
         write_flag(f, self.memory_backed, "memory_backed")
     }
 }

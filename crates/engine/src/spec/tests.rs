@@ -65,8 +65,8 @@ fn what_is_refused_says_what_to_write() {
         ("file:x,size=1G,create,ro", "a file cannot be created read-only"),
         ("file:x,partscan", "partscan needs a kernel block device"),
         ("file:x,", "there is nothing between two commas"),
-        ("ram:1G,block=1M", "a block cannot be 1M bytes"),
-        ("ram:512,block=4096", "ram: 512 is not a whole number of blocks of 4096 bytes"),
+        ("file:x,block=1M", "a block cannot be 1M bytes"),
+        ("ram:1G,block=4096", "ram has no option \"block\" (ram has hugepages"),
         ("ram:100", "ram cannot be 100 bytes"),
         ("ram:15E", "ram cannot be 15E bytes"),
         ("null:1G,completion=5", "\"5\" is not a time"),
@@ -190,21 +190,19 @@ fn any_file() -> impl Strategy<Value = StackSpec> {
 
 fn any_null() -> impl Strategy<Value = StackSpec> {
     let irqmode = prop_oneof![Just(IrqMode::None), Just(IrqMode::Softirq), Just(IrqMode::Timer)];
-    (1u64..1 << 40, any_block(), irqmode, any::<u32>(), any::<bool>()).prop_map(
-        |(size, block, irqmode, nanos, memory_backed)| {
-            let completion = match irqmode {
-                IrqMode::Timer => Duration::from_nanos(nanos.into()),
-                _ => Duration::from_micros(10),
-            };
-            StackSpec::Null(NullSpec { size: Bytes(size * 65536), block, irqmode, completion, memory_backed })
-        },
-    )
+    (1u64..1 << 40, irqmode, any::<u32>(), any::<bool>()).prop_map(|(size, irqmode, nanos, memory_backed)| {
+        let completion = match irqmode {
+            IrqMode::Timer => Duration::from_nanos(nanos.into()),
+            _ => Duration::from_micros(10),
+        };
+        StackSpec::Null(NullSpec { size: Bytes(size * 65536), irqmode, completion, memory_backed })
+    })
 }
 
 fn any_stack() -> impl Strategy<Value = StackSpec> {
     let size = || (1u64..1 << 40).prop_map(|n| Bytes(n * 65536));
-    let ram = (size(), any_block(), any::<bool>())
-        .prop_map(|(size, block, hugepages)| StackSpec::Ram(RamSpec { size, block, hugepages }));
+    let ram =
+        (size(), any::<bool>()).prop_map(|(size, hugepages)| StackSpec::Ram(RamSpec { size, hugepages }));
     prop_oneof![
         any_file(),
         any_null(),

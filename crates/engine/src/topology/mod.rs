@@ -4,11 +4,12 @@
 //! make the same value. Reading reports every problem at once, each with its line and key.
 //!
 //! ```toml
+//! queues = 2                           # I/O threads; also poll and ring
+//!
 //! [device.disk]
 //! stack = "file:disk.img,ro"          # relative to this file
 //! layers = ["split,max_sectors=255"]
 //! limits = { max_segments = 64 }
-//! queues = 2
 //! depth = 64
 //!
 //! [[export]]
@@ -30,7 +31,7 @@ use std::str::FromStr;
 
 /// Front-end requests in flight on one hardware queue, at most, as the queue's tags allow.
 pub const DEPTH_MAX: u16 = 4096;
-/// Hardware queues of one device, at most.
+/// I/O threads of a process, so hardware queues of a device, at most.
 pub const QUEUES_MAX: u16 = 256;
 
 /// How threads talk to the kernel.
@@ -79,9 +80,7 @@ pub struct DeviceSpec {
     pub layers: Vec<LayerSpec>,
     /// Queue limits as `key=value,…`; none: the stack's own.
     pub limits: Option<String>,
-    /// Hardware queues; none: one for each reactor.
-    pub queues: Option<u16>,
-    /// Requests in flight on each; none: the host's default.
+    /// Requests in flight on each hardware queue; none: the host's default.
     pub depth: Option<u16>,
     /// Where it was described; 0 on a command line.
     pub line: u32,
@@ -109,6 +108,8 @@ pub struct Topology {
     pub ring: RingChoice,
     /// Whether they spin before they sleep.
     pub poll: bool,
+    /// How many there are, and so how many hardware queues a device can have; none: the host's default.
+    pub queues: Option<u16>,
     /// The devices, in the order they were described.
     pub devices: Vec<DeviceSpec>,
     /// The exports. Every device has at least one.

@@ -8,8 +8,8 @@ use std::str::FromStr;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-const TOP_KEYS: &[&str] = &["device", "export", "poll", "ring"];
-const DEVICE_KEYS: &[&str] = &["stack", "layers", "limits", "queues", "depth"];
+const TOP_KEYS: &[&str] = &["device", "export", "poll", "queues", "ring"];
+const DEVICE_KEYS: &[&str] = &["stack", "layers", "limits", "depth"];
 const EXPORT_KEYS: &[&str] = &["device", "nbd", "name", "tls", "tls-certificates", "tls-verify-peer"];
 
 pub(super) fn topology(text: &str, base: &Path) -> (Topology, Vec<Problem>) {
@@ -56,6 +56,7 @@ impl Reader<'_> {
         let mut topology = Topology {
             ring: self.parsed(at, "ring").unwrap_or_default(),
             poll: self.flag(at, "poll").unwrap_or_default(),
+            queues: self.number(at, "queues", QUEUES_MAX),
             ..Topology::default()
         };
         if let Some(value) = table.get("device") {
@@ -109,10 +110,9 @@ impl Reader<'_> {
         let stack = self.parsed(at, "stack");
         let layers = self.layers(at);
         let limits = self.limits(at);
-        let queues = self.number(at, "queues", QUEUES_MAX);
         let depth = self.number(at, "depth", DEPTH_MAX);
         let (name, stack): (DeviceName, crate::spec::StackSpec) = (name?, stack?);
-        Some(DeviceSpec { name, stack: stack.rooted(self.base), layers, limits, queues, depth, line })
+        Some(DeviceSpec { name, stack: stack.rooted(self.base), layers, limits, depth, line })
     }
 
     fn layers(&mut self, at: At<'_>) -> Vec<crate::spec::LayerSpec> {

@@ -15,12 +15,12 @@ fn a_whole_topology_is_read() {
         r#"
 ring = "epoll"
 poll = true
+queues = 2
 
 [device.zeta]
 stack = "file:disk.img,ro"
 layers = ["split,max_sectors=255"]
 limits = { max_segments = 64 }
-queues = 2
 depth = 0x40
 
 [device.alpha]
@@ -39,15 +39,12 @@ nbd = "tcp:localhost:10809"
 "#,
     )
     .unwrap();
-    assert_eq!((topology.ring, topology.poll), (RingChoice::Epoll, true));
+    assert_eq!((topology.ring, topology.poll, topology.queues), (RingChoice::Epoll, true, Some(2)));
     let [zeta, alpha] = &topology.devices[..] else { panic!() };
     assert_eq!(zeta.stack.to_string(), "file:/etc/yard/disk.img,ro");
     assert_eq!(zeta.layers[0].to_string(), "split,max_sectors=255");
-    assert_eq!(
-        (zeta.limits.as_deref(), zeta.queues, zeta.depth),
-        (Some("max_segments=64"), Some(2), Some(64))
-    );
-    assert_eq!((alpha.name.as_str(), alpha.queues, alpha.line), ("alpha", None, 12));
+    assert_eq!((zeta.limits.as_deref(), zeta.depth), (Some("max_segments=64"), Some(64)));
+    assert_eq!((alpha.name.as_str(), alpha.depth, alpha.line), ("alpha", None, 12));
     let [socket, tcp, default] = &topology.exports[..] else { panic!() };
     assert_eq!(socket.address, Some(NbdAddress::Unix("/etc/yard/disk.sock".into())));
     assert_eq!((socket.name.as_str(), socket.tls.mode), ("backup", TlsMode::Require));
@@ -61,7 +58,7 @@ fn every_problem_is_reported_with_its_line_and_key() {
     let text = r#"polll = true
 [device.a]
 stack = "tape:x"
-queues = 0
+depth = 0
 layers = ["split,max_sectors=255", "delay,read=5ms"]
 [device."b c"]
 stack = 7
@@ -72,9 +69,9 @@ nbd = "here"
 tls = "require"
 "#;
     let expected = [
-        "/etc/yard/t.toml:1:polll: there is no such key (there is device, export, poll, ring)",
+        "/etc/yard/t.toml:1:polll: there is no such key (there is device, export, poll, queues, ring)",
         "/etc/yard/t.toml:3:device.a.stack: there is no backend \"tape\"",
-        "/etc/yard/t.toml:4:device.a.queues: this is not a number from 1 to 256",
+        "/etc/yard/t.toml:4:device.a.depth: this is not a number from 1 to 4096",
         "/etc/yard/t.toml:5:device.a.layers[1]: there is no layer \"delay\" in this build",
         "/etc/yard/t.toml:6:device.b c: \"b c\" is not a device name",
         "/etc/yard/t.toml:7:device.b c.stack: this is integer, not a string",
