@@ -205,3 +205,6 @@ impl Descriptors<'_> {
         (self.count > 0).then_some((self.count, self.count as usize * each))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -159,3 +159,6 @@ fn cut(message: &str, room: usize) -> &str {
     }
     &message[..end]
 }
+
+#[cfg(test)]
+mod tests;

@@ -352,3 +352,6 @@ impl Handshake {
         self.state = State::Done;
     }
 }
+
+#[cfg(test)]
+mod tests;

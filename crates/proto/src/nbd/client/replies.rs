@@ -265,3 +265,6 @@ fn error<'a>(header: &Header, body: &'a [u8]) -> Result<Reply<'a>, Fatal> {
     let error = NbdError::from_code(code).unwrap_or(NbdError::Invalid);
     Ok(Reply::Error { cookie: header.cookie, error, message, offset, done: header.done })
 }
+
+#[cfg(test)]
+mod tests;

@@ -134,3 +134,6 @@ impl Track {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

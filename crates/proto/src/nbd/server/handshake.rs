@@ -350,3 +350,6 @@ impl Handshake {
         });
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -256,3 +256,6 @@ pub fn status_query(session: &Session, request: &Request, payload: &[u8]) -> Res
     }
     query(session, context, request, len)
 }
+
+#[cfg(test)]
+mod tests;
