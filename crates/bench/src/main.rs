@@ -1,0 +1,17 @@
+//! The harness of docs/benchmarks: `./x bench core`, `./x bench nbd`.
+#![forbid(unsafe_code)]
+
+mod nbd;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.split_first() {
+        Some((word, rest)) if word == "nbd" => nbd::main(rest),
+        _ => {
+            eprintln!("usage: blockyard-bench nbd [OPTIONS]");
+            ExitCode::from(2)
+        }
+    }
+}

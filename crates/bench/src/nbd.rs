@@ -1,0 +1,217 @@
+//! `./x bench nbd`: our NBD server beside the others, in one run, round by round.
+//!
+//! For each storage all servers are started once and stay; each round goes through the jobs and, in each job, through the
+//! servers, beginning with another one every time, so that whatever drifts drifts for all. A figure is the median of the
+//! rounds with its least and greatest; a ratio is the median of the rounds' own ratios. The run warns when the machine
+//! was busy with something else. Nothing is left behind but the report.
+
+mod client;
+mod facts;
+mod jobs;
+mod options;
+mod proc;
+mod report;
+mod servers;
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+
+use jobs::{Job, Pressure, Sample};
+use options::Options;
+use servers::{Kind, Server, Site, Storage};
+
+/// What went wrong, in words for the person at the terminal.
+#[derive(Debug)]
+struct Error(String);
+
+type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// Names the thing that an I/O error is about.
+    fn at(what: &Path) -> impl FnOnce(std::io::Error) -> Self + use<> {
+        let what = what.display().to_string();
+        move |error| Self(format!("{what}: {error}"))
+    }
+}
+
+/// The middle value; of an even number, the mean of the two in the middle; of none, NaN.
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => f64::NAN,
+        length if length % 2 == 1 => sorted[length / 2],
+        length => f64::midpoint(sorted[length / 2 - 1], sorted[length / 2]),
+    }
+}
+
+/// All rounds of one job on one server.
+struct Series {
+    storage: Storage,
+    job: &'static Job,
+    kind: Kind,
+    samples: Vec<Sample>,
+}
+
+/// Set for the process that runs in the real-time class, so that it does not ask for it again.
+const REALTIME: &str = "BLOCKYARD_BENCH_REALTIME";
+
+/// Runs `./x bench nbd` with these arguments.
+pub(crate) fn main(arguments: &[String]) -> ExitCode {
+    let options = match Options::parse(arguments) {
+        Ok(Some(options)) => options,
+        Ok(None) => {
+            print!("{}", options::help());
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => {
+            eprintln!("bench nbd: {}\n\n{}", error.0, options::help());
+            return ExitCode::from(2);
+        }
+    };
+    if options.realtime && std::env::var_os(REALTIME).is_none() && may_be_realtime() {
+        // Round robin among ourselves and ahead of everything else on the machine; inherited by all that we start.
+        let own = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
+        let error = Command::new("chrt")
+            .args(["-r", "1"])
+            .arg(own)
+            .arg("nbd")
+            .args(arguments)
+            .env(REALTIME, "1")
+            .exec();
+        eprintln!("bench nbd: chrt: {error}; going on without");
+    }
+    match run(&options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench nbd: {}", error.0);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn may_be_realtime() -> bool {
+    let ran = Command::new("chrt").args(["-r", "1", "true"]).stderr(Stdio::null()).status();
+    ran.is_ok_and(|status| status.success())
+}
+
+fn run(options: &Options) -> Result<()> {
+    let site = options.site()?;
+    let result = measure(options, &site);
+    // Servers are gone by now; so is what they left.
+    let _ = std::fs::remove_dir_all(&site.tmpfs);
+    let _ = std::fs::remove_dir_all(&site.disk);
+    let (series, facts) = result?;
+    let report = report::Report {
+        options,
+        series: &series,
+        facts: &facts,
+        realtime: std::env::var_os(REALTIME).is_some(),
+    };
+    println!("{}", report.table());
+    report.write(&options.out)?;
+    println!("written: {0}/nbd.csv {0}/nbd.json {0}/nbd.md", options.out.display());
+    Ok(())
+}
+
+fn measure(options: &Options, site: &Site) -> Result<(Vec<Series>, Vec<facts::Facts>)> {
+    let data = site.tmpfs.join("data");
+    fill(&data, site.size, options.seed)?;
+    let (mut series, mut facts) = (Vec::new(), Vec::new());
+    for storage in &options.storages {
+        let kinds: Vec<Kind> = options.servers.iter().copied().filter(|kind| kind.serves(*storage)).collect();
+        if options.with_facts {
+            for kind in &kinds {
+                progress(&format!(
+                    "{} {}: start, memory, wake-ups, system calls",
+                    storage.name(),
+                    kind.name()
+                ));
+                facts.push(facts::gather(*kind, *storage, site, &options.pressure())?);
+            }
+        }
+        series.extend(rounds(options, site, *storage, &kinds, &data)?);
+    }
+    progress("");
+    Ok((series, facts))
+}
+
+/// All rounds over one storage.
+fn rounds(
+    options: &Options,
+    site: &Site,
+    storage: Storage,
+    kinds: &[Kind],
+    data: &Path,
+) -> Result<Vec<Series>> {
+    let servers: Vec<Server> =
+        kinds.iter().map(|kind| Server::start(*kind, storage, site)).collect::<Result<_>>()?;
+    let mut series: Vec<Series> = options
+        .jobs
+        .iter()
+        .flat_map(|job| {
+            kinds.iter().map(move |kind| Series { storage, job, kind: *kind, samples: Vec::new() })
+        })
+        .collect();
+    // Unmeasured: the first copy pays for the pages, and what follows then reads data and not holes.
+    for server in &servers {
+        progress(&format!("{} {}: filling", storage.name(), server.kind.name()));
+        jobs::run(&jobs::FILL, server, &options.pressure(), data)?;
+    }
+    for round in 0..options.rounds {
+        for (index, job) in options.jobs.iter().enumerate() {
+            for turn in 0..servers.len() {
+                let at = (turn + round) % servers.len();
+                let name = servers[at].kind.name();
+                progress(&format!("{} {} round {}: {name}", storage.name(), job.name, round + 1));
+                let pressure = Pressure { seed: options.seed + round as u64, ..options.pressure() };
+                series[index * servers.len() + at].samples.push(jobs::run(
+                    job,
+                    &servers[at],
+                    &pressure,
+                    data,
+                )?);
+            }
+        }
+    }
+    Ok(series)
+}
+
+/// Says on a terminal what is being done, over what it said before.
+fn progress(what: &str) {
+    use std::io::IsTerminal;
+    let mut stderr = std::io::stderr();
+    if stderr.is_terminal() {
+        // A lost terminal is no reason to stop measuring.
+        let _ = write!(stderr, "\r\x1b[K{what}");
+    }
+}
+
+/// Data that nobody can take for holes or compress.
+fn fill(path: &Path, size: u64, seed: u64) -> Result<()> {
+    let mut random = client::Random(seed);
+    let block: Vec<u8> = (0..(1 << 20) / 8).flat_map(|_| random.next().to_le_bytes()).collect();
+    let mut file = File::create(path).map_err(Error::at(path))?;
+    let mut left = size;
+    while left > 0 {
+        let length = left.min(block.len() as u64);
+        file.write_all(&block[..length as usize]).map_err(Error::at(path))?;
+        left -= length;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::median;
+
+    #[test]
+    fn median_is_the_middle_or_the_mean_of_the_middle() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert!(median(&[]).is_nan());
+    }
+}

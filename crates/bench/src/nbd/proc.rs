@@ -1,0 +1,131 @@
+//! What the kernel knows about a process: processor time, memory, wake-ups, and what the whole machine did meanwhile.
+//!
+//! Processor time comes from `/proc/PID/task/*/schedstat` in nanoseconds while the threads live, and from
+//! `/proc/PID/stat` in ticks where threads may have ended in between. Kernel workers of io_uring are threads of the
+//! process that owns the ring, so both count them.
+
+use std::fs;
+use std::io;
+use std::time::Duration;
+
+/// `USER_HZ`: the unit of `/proc/PID/stat` and `/proc/stat`; 100 on every architecture that Linux runs Rust on.
+const TICKS_PER_SECOND: u64 = 100;
+
+fn bad(path: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("{path}: not as proc(5) has it"))
+}
+
+/// Processor time of all threads that live now.
+pub(super) fn cpu_of_threads(pid: u32) -> io::Result<Duration> {
+    let mut total = 0;
+    for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
+        // A thread that ends while we look leaves an entry that cannot be read.
+        if let Ok(text) = fs::read_to_string(entry?.path().join("schedstat")) {
+            total += text.split(' ').next().and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
+        }
+    }
+    Ok(Duration::from_nanos(total))
+}
+
+/// Processor time of the process, with threads that have ended; exact to a tick of 10 ms.
+pub(super) fn cpu_of_process(pid: u32) -> io::Result<Duration> {
+    // utime and stime
+    ticks_of(&pid.to_string(), 14)
+}
+
+/// Processor time of those children of this process that have ended and were waited for, and of theirs.
+pub(super) fn cpu_of_children() -> io::Result<Duration> {
+    // cutime and cstime
+    ticks_of("self", 16)
+}
+
+/// The sum of a field of `/proc/PID/stat` and the next; fields count from 1.
+fn ticks_of(pid: &str, field: usize) -> io::Result<Duration> {
+    let path = format!("/proc/{pid}/stat");
+    let text = fs::read_to_string(&path)?;
+    // The second field is the name in brackets and may hold blanks, so counting starts behind it.
+    let fields = text.rsplit_once(')').map(|(_, rest)| rest).ok_or_else(|| bad(&path))?;
+    let mut ticks = fields.split_whitespace().skip(field - 3).map_while(|word| word.parse::<u64>().ok());
+    let (user, system) = ticks.next().zip(ticks.next()).ok_or_else(|| bad(&path))?;
+    Ok(Duration::from_millis((user + system) * 1000 / TICKS_PER_SECOND))
+}
+
+/// How often the threads that live now gave up the processor by waiting.
+pub(super) fn waits(pid: u32) -> io::Result<u64> {
+    let mut total = 0;
+    for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let status = fs::read_to_string(entry?.path().join("status")).unwrap_or_default();
+        total += field(&status, "voluntary_ctxt_switches:").unwrap_or(0);
+    }
+    Ok(total)
+}
+
+/// Memory of a process in KiB.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Memory {
+    /// Resident.
+    pub(super) rss_kib: u64,
+    /// Resident, with each shared page divided by its users.
+    pub(super) pss_kib: u64,
+}
+
+/// What of the process is in memory now.
+pub(super) fn memory(pid: u32) -> io::Result<Memory> {
+    let path = format!("/proc/{pid}/smaps_rollup");
+    let text = fs::read_to_string(&path)?;
+    let of = |name| field(&text, name).ok_or_else(|| bad(&path));
+    Ok(Memory { rss_kib: of("Rss:")?, pss_kib: of("Pss:")? })
+}
+
+fn field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// What all processors did since the machine started.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Machine {
+    /// Work of any process.
+    pub(super) busy: Duration,
+    /// Time that the host gave to others.
+    pub(super) stolen: Duration,
+}
+
+/// Reads `/proc/stat`.
+pub(super) fn machine() -> io::Result<Machine> {
+    let text = fs::read_to_string("/proc/stat")?;
+    let line = text.lines().next().ok_or_else(|| bad("/proc/stat"))?;
+    let ticks: Vec<u64> = line.split_whitespace().skip(1).map_while(|word| word.parse().ok()).collect();
+    // user nice system idle iowait irq softirq steal
+    let [user, nice, system, _, _, _, _, stolen, ..] = ticks[..] else { return Err(bad("/proc/stat")) };
+    let time = |ticks: u64| Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND);
+    Ok(Machine { busy: time(user + nice + system), stolen: time(stolen) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_process_is_seen() {
+        let pid = std::process::id();
+        assert!(memory(pid).unwrap().rss_kib > 100);
+        assert!(cpu_of_process(pid).unwrap() < Duration::from_secs(3600));
+        let before = cpu_of_threads(pid).unwrap();
+        let mut sum = 0u64;
+        while cpu_of_threads(pid).unwrap() <= before {
+            sum = std::hint::black_box(sum.wrapping_add(1));
+        }
+    }
+
+    #[test]
+    fn machine_has_worked_at_least_as_much_as_we_have() {
+        let own = cpu_of_process(std::process::id()).unwrap();
+        assert!(machine().unwrap().busy + Duration::from_millis(20) >= own);
+    }
+
+    #[test]
+    fn a_process_that_is_not_there_is_an_error() {
+        assert!(cpu_of_process(u32::MAX).is_err());
+    }
+}

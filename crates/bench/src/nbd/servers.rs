@@ -1,0 +1,302 @@
+//! The servers that are compared, each started the way its manual says for speed.
+//!
+//! `blockyard` is the release binary beside this one (or `BLOCKYARD_BIN`), `nbdkit` and `qemu-nbd` are those on the path
+//! (or `NBDKIT`, `QEMU_NBD`), `floor` is `floor.c`, compiled here. Each gets a file of its own, so that none warms the
+//! cache for another. A server ends with its value.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::{Error, Result};
+
+/// The C source of the floor.
+const FLOOR_SOURCE: &str = include_str!("../../floor.c");
+/// A server that is not ready by then is not going to be.
+const START_LIMIT: Duration = Duration::from_secs(10);
+
+/// Which server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    /// Ours.
+    Blockyard,
+    /// nbdkit with its memory or file plugin.
+    Nbdkit,
+    /// qemu-nbd with a pool of threads.
+    QemuThreads,
+    /// qemu-nbd on io_uring.
+    QemuUring,
+    /// The minimal C program.
+    Floor,
+}
+
+/// Every server, in the order of the tables.
+pub(super) const KINDS: &[Kind] =
+    &[Kind::Blockyard, Kind::Nbdkit, Kind::QemuThreads, Kind::QemuUring, Kind::Floor];
+
+/// What the blocks lie on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Storage {
+    /// The server's own memory.
+    Ram,
+    /// A file in memory.
+    Tmpfs,
+    /// A file on a disk, through the page cache.
+    Disk,
+    /// The same, past the page cache.
+    DiskDirect,
+}
+
+/// Every storage, in the order of the tables.
+pub(super) const STORAGES: &[Storage] = &[Storage::Ram, Storage::Tmpfs, Storage::Disk, Storage::DiskDirect];
+
+impl Kind {
+    /// Its name in tables and on the command line.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Blockyard => "blockyard",
+            Self::Nbdkit => "nbdkit",
+            Self::QemuThreads => "qemu-nbd-threads",
+            Self::QemuUring => "qemu-nbd-io_uring",
+            Self::Floor => "floor",
+        }
+    }
+
+    /// Whether it can serve from `storage` at all.
+    pub(super) fn serves(self, storage: Storage) -> bool {
+        match (self, storage) {
+            (Self::Blockyard, _) => true,
+            (Self::Nbdkit, storage) => storage != Storage::DiskDirect,
+            (Self::QemuThreads | Self::QemuUring, storage) => storage != Storage::Ram,
+            (Self::Floor, storage) => storage == Storage::Ram,
+        }
+    }
+}
+
+impl Storage {
+    /// Its name in tables and on the command line.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Ram => "ram",
+            Self::Tmpfs => "tmpfs",
+            Self::Disk => "disk",
+            Self::DiskDirect => "disk-direct",
+        }
+    }
+}
+
+/// Where things lie and how large they are.
+pub(super) struct Site {
+    /// For sockets and files in memory; emptied at the end.
+    pub(super) tmpfs: PathBuf,
+    /// For files on a disk.
+    pub(super) disk: PathBuf,
+    /// The export's length in bytes.
+    pub(super) size: u64,
+}
+
+/// A server that is ready.
+pub(super) struct Server {
+    /// Which.
+    pub(super) kind: Kind,
+    /// From the start of the program to its greeting on the socket.
+    pub(super) ready: Duration,
+    /// Its socket.
+    pub(super) socket: PathBuf,
+    /// Its export's name.
+    pub(super) export: String,
+    child: Child,
+    files: Vec<PathBuf>,
+}
+
+impl Server {
+    /// Starts it over `storage` and waits for its greeting.
+    pub(super) fn start(kind: Kind, storage: Storage, site: &Site) -> Result<Self> {
+        let socket = site.tmpfs.join(format!("{}.sock", kind.name()));
+        // A socket's path has at most 107 bytes: unix(7).
+        if socket.as_os_str().len() > 107 {
+            return Err(Error(format!("{}: too long for a socket (--dir a shorter one)", socket.display())));
+        }
+        let _ = std::fs::remove_file(&socket);
+        let mut files = vec![socket.clone()];
+        let mut image = PathBuf::new();
+        if storage != Storage::Ram {
+            let folder = if storage == Storage::Tmpfs { &site.tmpfs } else { &site.disk };
+            image = folder.join(format!("{}.img", kind.name()));
+            File::create(&image).and_then(|file| file.set_len(site.size)).map_err(Error::at(&image))?;
+            files.push(image.clone());
+        }
+        let mut command = command(kind, storage, site, &socket, &image)?;
+        let log = site.tmpfs.join(format!("{}.log", kind.name()));
+        let stderr = File::create(&log).map_err(Error::at(&log))?;
+        files.push(log.clone());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
+        let started = Instant::now();
+        let child = command.spawn().map_err(Error::at(Path::new(command.get_program())))?;
+        let mut server = Self { kind, ready: Duration::ZERO, socket, export: String::new(), child, files };
+        server.await_greeting(started).map_err(|error| {
+            Error(format!(
+                "{}: {} {}",
+                kind.name(),
+                error.0,
+                std::fs::read_to_string(&log).unwrap_or_default()
+            ))
+        })?;
+        if kind == Kind::Blockyard {
+            server.export = server.announced_export()?;
+        }
+        Ok(server)
+    }
+
+    fn await_greeting(&mut self, started: Instant) -> Result<()> {
+        loop {
+            if let Ok(mut stream) = UnixStream::connect(&self.socket)
+                && stream.set_read_timeout(Some(START_LIMIT)).is_ok()
+                && stream.read_exact(&mut [0; 18]).is_ok()
+            {
+                self.ready = started.elapsed();
+                return Ok(());
+            }
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Err(Error(format!("ended at once with {status}")));
+            }
+            if started.elapsed() > START_LIMIT {
+                return Err(Error("does not get ready".into()));
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// The name in the address of the line `NAME nbd nbd+unix:///EXPORT?socket=PATH`.
+    fn announced_export(&mut self) -> Result<String> {
+        let stdout = self.child.stdout.as_mut().ok_or_else(|| Error("no output".into()))?;
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line).map_err(Error::at(Path::new("blockyard")))?;
+        let address = line.split_whitespace().nth(2).unwrap_or_default();
+        let export = address.strip_prefix("nbd+unix:///").and_then(|rest| rest.split_once("?socket="));
+        export
+            .map(|(name, _)| name.to_owned())
+            .ok_or_else(|| Error(format!("blockyard: unexpected line: {line}")))
+    }
+
+    /// Its process.
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its address as NBD clients write it.
+    pub(super) fn uri(&self) -> String {
+        format!("nbd+unix:///{}?socket={}", self.export, self.socket.display())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        for file in &self.files {
+            let _ = std::fs::remove_file(file);
+        }
+    }
+}
+
+fn program(variable: &str, default: &str) -> String {
+    std::env::var(variable).unwrap_or_else(|_| default.to_owned())
+}
+
+fn command(kind: Kind, storage: Storage, site: &Site, socket: &Path, image: &Path) -> Result<Command> {
+    let size = site.size.to_string();
+    let command = match kind {
+        Kind::Blockyard => {
+            let direct = if storage == Storage::DiskDirect { "on" } else { "off" };
+            let stack = match storage {
+                Storage::Ram => format!("ram:{size}"),
+                _ => format!("file:{},direct={direct}", image.display()),
+            };
+            let mut command = Command::new(blockyard()?);
+            command.arg("serve").arg(stack).arg("--nbd").arg(format!("unix:{}", socket.display()));
+            command.args(["--name", "bench"]);
+            // Its run-time state goes with the rest.
+            command.env("BLOCKYARD_RUN", site.tmpfs.join("run"));
+            command
+        }
+        Kind::Nbdkit => {
+            let mut command = Command::new(program("NBDKIT", "nbdkit"));
+            command.arg("--foreground").arg("--unix").arg(socket);
+            if storage == Storage::Ram {
+                command.args(["memory", &size]);
+            } else {
+                command.arg("file").arg(image);
+            }
+            command
+        }
+        Kind::QemuThreads | Kind::QemuUring => {
+            let aio = if kind == Kind::QemuUring { "io_uring" } else { "threads" };
+            let cache = if storage == Storage::DiskDirect { "none" } else { "writeback" };
+            let mut command = Command::new(program("QEMU_NBD", "qemu-nbd"));
+            command.args(["--format=raw", "--persistent", "--shared=0"]);
+            command.arg(format!("--aio={aio}")).arg(format!("--cache={cache}"));
+            command.arg("--socket").arg(socket).arg(image);
+            command
+        }
+        Kind::Floor => {
+            let mut command = Command::new(floor(&site.tmpfs)?);
+            command.arg(socket).arg(size);
+            command
+        }
+    };
+    Ok(command)
+}
+
+fn blockyard() -> Result<PathBuf> {
+    if let Ok(path) = std::env::var("BLOCKYARD_BIN") {
+        return Ok(path.into());
+    }
+    let own = std::env::current_exe().map_err(Error::at(Path::new("the bench itself")))?;
+    Ok(own.with_file_name("blockyard"))
+}
+
+/// Compiles the floor, once.
+fn floor(folder: &Path) -> Result<PathBuf> {
+    let (source, binary) = (folder.join("floor.c"), folder.join("floor"));
+    if !binary.exists() {
+        std::fs::write(&source, FLOOR_SOURCE).map_err(Error::at(&source))?;
+        let output = Command::new("cc").args(["-O2", "-pthread", "-o"]).arg(&binary).arg(&source).output();
+        let output = output.map_err(Error::at(Path::new("cc")))?;
+        if !output.status.success() {
+            return Err(Error(format!(
+                "compiling floor.c failed: {}",
+                String::from_utf8_lossy(&output.stderr)
+            )));
+        }
+    }
+    Ok(binary)
+}
+
+/// Whether the server can be run here: its program is there, and starts.
+pub(super) fn present(kind: Kind) -> bool {
+    let (program, argument) = match kind {
+        Kind::Blockyard => return blockyard().is_ok_and(|path| path.exists()),
+        Kind::Nbdkit => (program("NBDKIT", "nbdkit"), "--version"),
+        Kind::QemuThreads | Kind::QemuUring => (program("QEMU_NBD", "qemu-nbd"), "--version"),
+        Kind::Floor => ("cc".into(), "--version"),
+    };
+    let ran = Command::new(program).arg(argument).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    ran.is_ok_and(|status| status.success())
+}
+
+/// What the program says of its version, for the report.
+pub(super) fn version(kind: Kind) -> String {
+    let program = match kind {
+        Kind::Blockyard => blockyard().map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
+        Kind::Nbdkit => program("NBDKIT", "nbdkit"),
+        Kind::QemuThreads | Kind::QemuUring => program("QEMU_NBD", "qemu-nbd"),
+        Kind::Floor => "cc".into(),
+    };
+    let output = Command::new(program).arg("--version").output();
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    text.lines().next().unwrap_or_default().to_owned()
+}
