@@ -81,10 +81,8 @@ fn every_combination_agrees_on_the_best_of_both() {
 /// One combination: what they agree on is what the table of the protocol makes of it.
 fn agree(wish: &Wish, config: Config, piece: usize) {
     let encrypted = wish.tls != TlsWish::Never && config.tls != TlsMode::Off;
-    let possible = match (wish.tls, config.tls) {
-        (TlsWish::Always, TlsMode::Off) | (TlsWish::Never, TlsMode::Required) => false,
-        _ => true,
-    };
+    let impossible = [(TlsWish::Always, TlsMode::Off), (TlsWish::Never, TlsMode::Required)];
+    let possible = !impossible.contains(&(wish.tls, config.tls));
     let outcome = negotiate(wish.clone(), config, &catalogue(), piece);
     if !possible {
         assert!(matches!(outcome.client, client::Step::Failed(_)), "{wish:?} {config:?}");

@@ -1,0 +1,111 @@
+//! Replays the fuzz corpora: every kept input, and mutations of it, through the body of its target.
+//!
+//! What a fuzzer finds is kept in `fuzz/corpus/TARGET/` and from then on tried here at every test run.
+
+use std::path::Path;
+
+use blockyard_proto::nbd::fuzzing;
+use proptest::prelude::*;
+use proptest::sample::Index;
+use proptest::test_runner::TestRunner;
+
+type Body = fn(&[u8]);
+
+const TARGETS: [(&str, Body); 5] = [
+    ("nbd_server_handshake", fuzzing::server_handshake),
+    ("nbd_request", fuzzing::request),
+    ("nbd_client_handshake", fuzzing::client_handshake),
+    ("nbd_replies", fuzzing::replies),
+    ("nbd_uri", fuzzing::uri),
+];
+
+/// Every input that is kept for a target, with its name. There must be some.
+fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
+    let mut inputs: Vec<_> = std::fs::read_dir(&folder)
+        .unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
+        .map(|entry| entry.expect("the folder is readable").path())
+        .filter(|path| path.is_file())
+        .map(|path| (path.display().to_string(), std::fs::read(&path).expect("the input is readable")))
+        .collect();
+    inputs.sort();
+    assert!(!inputs.is_empty(), "{} is empty: nothing would be tested", folder.display());
+    inputs
+}
+
+#[test]
+fn every_kept_input_is_survived() {
+    for (target, body) in TARGETS {
+        for (name, input) in corpus(target) {
+            println!("{name}");
+            body(&input);
+        }
+    }
+}
+
+#[test]
+fn every_target_has_a_corpus_and_every_corpus_a_target() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz");
+    let mut folders: Vec<_> = std::fs::read_dir(root.join("corpus"))
+        .expect("there are corpora")
+        .map(|entry| entry.expect("the folder is readable").file_name().into_string().expect("a plain name"))
+        .filter(|name| name.starts_with("nbd_"))
+        .collect();
+    folders.sort();
+    let mut targets = TARGETS.map(|(target, _)| target);
+    targets.sort();
+    assert_eq!(folders, targets);
+    for target in targets {
+        assert!(root.join("fuzz_targets").join(format!("{target}.rs")).is_file(), "{target} has no target");
+    }
+}
+
+/// A small change to an input: overwrite, insert, remove or cut somewhere.
+fn mutate(input: &mut Vec<u8>, kind: u8, place: Index, byte: u8) {
+    if input.is_empty() {
+        return input.push(byte);
+    }
+    let at = place.index(input.len());
+    match kind % 5 {
+        0 => input[at] = byte,
+        1 => input[at] ^= 1 << (byte % 8),
+        2 => input.insert(at, byte),
+        3 => drop(input.remove(at)),
+        _ => input.truncate(at),
+    }
+}
+
+#[test]
+fn mutations_of_kept_inputs_are_survived() {
+    for (target, body) in TARGETS {
+        let inputs = corpus(target);
+        let changes = proptest::collection::vec((any::<u8>(), any::<Index>(), any::<u8>()), 1..6);
+        // The second byte of a state machine's input is the size of the pieces it is fed in.
+        let strategy = (any::<Index>(), changes, any::<u8>());
+        TestRunner::new(ProptestConfig { cases: 2000, ..ProptestConfig::default() })
+            .run(&strategy, |(which, changes, piece)| {
+                let mut input = which.get(&inputs).1.clone();
+                if target.ends_with("handshake") && input.len() > 1 {
+                    input[1] = piece;
+                }
+                for (kind, place, byte) in changes {
+                    mutate(&mut input, kind, place, byte);
+                }
+                body(&input);
+                Ok(())
+            })
+            .unwrap_or_else(|error| panic!("{target}: {error}"));
+    }
+}
+
+#[test]
+fn random_bytes_are_survived() {
+    for (target, body) in TARGETS {
+        TestRunner::new(ProptestConfig { cases: 2000, ..ProptestConfig::default() })
+            .run(&proptest::collection::vec(any::<u8>(), 0..300), |input| {
+                body(&input);
+                Ok(())
+            })
+            .unwrap_or_else(|error| panic!("{target}: {error}"));
+    }
+}
