@@ -34,7 +34,8 @@ pub enum Verdict {
 /// one thread. State per request lives in the node's own array indexed by tag, made at start-up.
 ///
 /// A node that changes the request on the way down restores it before it answers `Up`. The memory
-/// that a request names stays until its `Up`, and not a moment longer.
+/// that a request names stays until its `Up`, and not a moment longer. A read that comes up may name memory
+/// that was lent: a node that sends it down again first puts back the data with which it arrived.
 pub trait Node<R: Ring> {
     /// Called once, before anything else: its own number, and how many tags there are (front-end
     /// requests and children together), for arrays indexed by tag.

@@ -3,13 +3,15 @@
 //! Each is as small as its behaviour allows. They are test kit: nothing here is meant to be fast.
 
 mod file;
+mod lender;
 mod spawning;
 
 pub use file::PlainFile;
+pub use lender::Lender;
 pub use spawning::{Chop, Mirror};
 
 use crate::Rng;
-use block::{Bytes, Cookie, Op, Request, Status};
+use block::{Bytes, Cookie, Data, Op, Request, Status};
 use queue::{Cx, Node, NodeId, Ring, Verdict};
 
 #[cfg(test)]
@@ -51,22 +53,33 @@ pub struct Jam {
     child: NodeId,
     rng: Rng,
     chance: u32,
+    /// By tag: the memory that a request came with, put back before it starts over.
+    data: Vec<Data>,
 }
 
 impl Jam {
     /// Jams `chance` in a thousand times.
     pub fn new(child: NodeId, rng: Rng, chance: u32) -> Jam {
-        Jam { child, rng, chance }
+        Jam { child, rng, chance, data: Vec::new() }
     }
 }
 
 impl<R: Ring> Node<R> for Jam {
-    fn submit(&mut self, _: Cookie, _: &mut Request, _: &mut Cx<'_, R>) -> Verdict {
+    fn attach(&mut self, _: NodeId, tags: usize) {
+        self.data = vec![Data::NONE; tags];
+    }
+
+    fn submit(&mut self, io: Cookie, req: &mut Request, _: &mut Cx<'_, R>) -> Verdict {
+        self.data[io.tag.index()] = req.data;
         if self.rng.chance(self.chance) { Verdict::Busy } else { Verdict::Down(self.child) }
     }
 
-    fn end_io(&mut self, _: Cookie, _: &mut Request, status: Status, _: &mut Cx<'_, R>) -> Verdict {
-        if self.rng.chance(self.chance / 4) { Verdict::Busy } else { Verdict::Up(status) }
+    fn end_io(&mut self, io: Cookie, req: &mut Request, status: Status, _: &mut Cx<'_, R>) -> Verdict {
+        if !self.rng.chance(self.chance / 4) {
+            return Verdict::Up(status);
+        }
+        req.data = self.data[io.tag.index()];
+        Verdict::Busy
     }
 }
 
@@ -102,8 +115,8 @@ impl<R: Ring> Node<R> for Flaky {
 pub struct Retry {
     child: NodeId,
     times: u32,
-    /// By tag: how often it was sent down again.
-    used: Vec<u32>,
+    /// By tag: how often it was sent down again, and the memory that it came with.
+    used: Vec<(u32, Data)>,
 }
 
 impl Retry {
@@ -115,20 +128,21 @@ impl Retry {
 
 impl<R: Ring> Node<R> for Retry {
     fn attach(&mut self, _: NodeId, tags: usize) {
-        self.used = vec![0; tags];
+        self.used = vec![(0, Data::NONE); tags];
     }
 
-    fn submit(&mut self, io: Cookie, _: &mut Request, _: &mut Cx<'_, R>) -> Verdict {
-        self.used[io.tag.index()] = 0;
+    fn submit(&mut self, io: Cookie, req: &mut Request, _: &mut Cx<'_, R>) -> Verdict {
+        self.used[io.tag.index()] = (0, req.data);
         Verdict::Down(self.child)
     }
 
     fn end_io(&mut self, io: Cookie, req: &mut Request, status: Status, _: &mut Cx<'_, R>) -> Verdict {
-        let used = &mut self.used[io.tag.index()];
+        let (used, data) = &mut self.used[io.tag.index()];
         if status.is_ok() || !status.is_path_error() || req.op == Op::Flush || *used == self.times {
             return Verdict::Up(status);
         }
         *used += 1;
+        req.data = *data;
         Verdict::Down(self.child)
     }
 }

@@ -1,7 +1,7 @@
 //! Nodes that start children: pieces of a request, and copies of it.
 
 use crate::Rng;
-use block::{Bytes, Cookie, Op, Request, Status, Tag};
+use block::{Bytes, Cookie, Data, Flags, Op, Request, Status};
 use queue::{ChildKind, Cx, Node, NodeId, Ring, Verdict};
 
 /// What a parent waits for.
@@ -57,8 +57,10 @@ impl<R: Ring> Node<R> for Chop {
         while left > 0 {
             let to = if left == 1 { sectors } else { self.rng.between(from + 1, sectors - left + 1) };
             let data = if req.op.moves_data() { cx.advance(req.data, from << 9) } else { req.data };
-            let piece =
-                Request { offset: req.offset + Bytes(from << 9), len: Bytes((to - from) << 9), data, ..*req };
+            let (offset, len) = (req.offset + Bytes(from << 9), Bytes((to - from) << 9));
+            // What pieces were lent could not be told to whoever asked for the whole.
+            let flags = req.flags.without(Flags::MAY_LEND);
+            let piece = Request { offset, len, data, flags, ..*req };
             cx.spawn(io, self.child, ChildKind::Piece, piece).expect("there were enough children");
             (from, left) = (to, left - 1);
         }
@@ -85,8 +87,8 @@ pub struct Mirror {
     children: [NodeId; 2],
     rng: Rng,
     wait: Vec<Wait>,
-    /// By tag: the child that a read has yet to try, if any.
-    other: Vec<Option<NodeId>>,
+    /// By tag: the child that a read has yet to try, if any, and the memory that it came with.
+    other: Vec<(Option<NodeId>, Data)>,
 }
 
 impl Mirror {
@@ -97,22 +99,18 @@ impl Mirror {
     pub fn new(children: [NodeId; 2], rng: Rng) -> Mirror {
         Mirror { children, rng, wait: Vec::new(), other: Vec::new() }
     }
-
-    fn take_other(&mut self, tag: Tag) -> Option<NodeId> {
-        self.other[tag.index()].take()
-    }
 }
 
 impl<R: Ring> Node<R> for Mirror {
     fn attach(&mut self, _: NodeId, tags: usize) {
         self.wait = vec![Wait { left: 0, status: Status::Ok }; tags];
-        self.other = vec![None; tags];
+        self.other = vec![(None, Data::NONE); tags];
     }
 
     fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         if !(req.op.is_write() || req.op == Op::Flush) {
             let first = self.rng.below(2) as usize;
-            self.other[io.tag.index()] = Some(self.children[1 - first]);
+            self.other[io.tag.index()] = (Some(self.children[1 - first]), req.data);
             return Verdict::Down(self.children[first]);
         }
         if cx.spare_children() < usize::from(Self::COPIES) {
@@ -125,9 +123,13 @@ impl<R: Ring> Node<R> for Mirror {
         Verdict::Held
     }
 
-    fn end_io(&mut self, io: Cookie, _: &mut Request, status: Status, _: &mut Cx<'_, R>) -> Verdict {
-        match self.take_other(io.tag) {
-            Some(other) if !status.is_ok() && status.is_path_error() => Verdict::Down(other),
+    fn end_io(&mut self, io: Cookie, req: &mut Request, status: Status, _: &mut Cx<'_, R>) -> Verdict {
+        let (other, data) = &mut self.other[io.tag.index()];
+        match other.take() {
+            Some(other) if !status.is_ok() && status.is_path_error() => {
+                req.data = *data;
+                Verdict::Down(other)
+            }
             _ => Verdict::Up(status),
         }
     }

@@ -2,13 +2,15 @@
 
 use super::Scenario;
 use super::breakage::{Breakage, Broken};
-use block::{Bytes, Sectors};
-use queue::{FileId, NodeId, Stack};
-use sim::nodes::{Chop, Delay, Flaky, Jam, Mirror, PlainFile, Retry, Shift};
+use backends::{Completion, Null, NullSpec, Ram, RamSpec};
+use block::{Bytes, Sectors, Segment};
+use queue::{FileId, NodeId, Ring as _, Stack};
+use sim::nodes::{Chop, Delay, Flaky, Jam, Lender, Mirror, PlainFile, Retry, Shift};
 use sim::{Disk, DiskConfig, Faults, Rng, SimRing};
 use std::cell::Cell;
 use std::fmt::Write as _;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// The most nodes on a path, kept below the queue's own bound.
 const DEPTH_MAX: usize = 6;
@@ -17,6 +19,9 @@ const DEPTH_MAX: usize = 6;
 #[derive(Clone, Debug)]
 enum Part {
     PlainFile { disk: usize },
+    Ram { number: usize },
+    Null { number: usize },
+    Lender { number: usize },
     Delay { chance: u32, below: Box<Part> },
     Jam { chance: u32, below: Box<Part> },
     Flaky { chance: u32, below: Box<Part> },
@@ -34,6 +39,10 @@ pub(super) struct Setup {
     disks: Vec<DiskConfig>,
     /// A sync of the disk failed, for all who have it open.
     latches: Vec<Rc<Cell<bool>>>,
+    rams: Vec<Arc<Ram>>,
+    nulls: Vec<Null>,
+    /// Lengths, and once plugged in also the memory, of what lends.
+    lenders: Vec<Segment>,
     forgets_sync_errors: bool,
     pub(super) sectors: Sectors,
     pub(super) queues: u16,
@@ -59,6 +68,9 @@ impl Setup {
             top: Part::PlainFile { disk: 0 },
             disks: Vec::new(),
             latches: Vec::new(),
+            rams: Vec::new(),
+            nulls: Vec::new(),
+            lenders: Vec::new(),
             forgets_sync_errors: scenario.breakage == Some(Breakage::ForgottenSyncError),
             sectors: Sectors(rng.between(8, 128) * 8),
             queues: rng.between(1, 2) as u16,
@@ -66,7 +78,7 @@ impl Setup {
             segments_per_tag: *rng.pick(&[1, 2, 8]),
             timeout_ns: rng.chance(300).then(|| rng.between(1_000_000, 400_000_000)),
             faults: Faults::NONE,
-            durable: true,
+            durable: scenario.breakage.is_some() || !rng.chance(300),
             replicas: false,
             pieces: false,
             can_fail: false,
@@ -118,7 +130,26 @@ impl Setup {
     }
 
     fn backend(&mut self, rng: &mut Rng, len: Bytes) -> Part {
-        self.plain_file(rng, len)
+        if self.durable {
+            return self.plain_file(rng, len);
+        }
+        match rng.below(4) {
+            0 => {
+                self.rams.push(Ram::new(&RamSpec { size: len, huge: false }).expect("memory"));
+                Part::Ram { number: self.rams.len() - 1 }
+            }
+            1 => {
+                let completion = *rng.pick(&[Completion::Instant, Completion::After(20_000)]);
+                let spec = NullSpec { size: len, completion, memory_backed: true };
+                self.nulls.push(Null::new(&spec).expect("memory"));
+                Part::Null { number: self.nulls.len() - 1 }
+            }
+            2 => {
+                self.lenders.push(Segment { len: len.0 as u32, ..Segment::EMPTY });
+                Part::Lender { number: self.lenders.len() - 1 }
+            }
+            _ => self.plain_file(rng, len),
+        }
     }
 
     fn plain_file(&mut self, rng: &mut Rng, len: Bytes) -> Part {
@@ -133,11 +164,20 @@ impl Setup {
         Part::PlainFile { disk: self.disks.len() - 1 }
     }
 
-    /// Plug the disks into a new ring.
-    pub(super) fn plug(&self, ring: &mut SimRing) {
+    /// Plug disks and memory into a new ring that has no faults yet.
+    pub(super) fn plug(&mut self, ring: &mut SimRing) {
         for &config in &self.disks {
             ring.add_disk(Disk::new(config));
         }
+        for memory in &mut self.lenders {
+            *memory = ring.allocate(memory.len).expect("a ring without faults has memory");
+            ring.bytes_mut(*memory).fill(0);
+        }
+    }
+
+    /// Allocations that stay while nothing is under way.
+    pub(super) fn memory_kept(&self) -> usize {
+        self.lenders.len()
     }
 
     /// Open the files again: what was wrong with them before is forgotten.
@@ -189,7 +229,7 @@ fn random_faults(rng: &mut Rng, timeouts: bool) -> Faults {
 impl Part {
     fn below(&self) -> &[Box<Part>] {
         match self {
-            Part::PlainFile { .. } => &[],
+            Part::PlainFile { .. } | Part::Ram { .. } | Part::Null { .. } | Part::Lender { .. } => &[],
             Part::Mirror { below, .. } => below,
             Part::Delay { below, .. }
             | Part::Jam { below, .. }
@@ -209,6 +249,9 @@ impl Part {
     fn describe(&self, text: &mut String) {
         let own = match self {
             Part::PlainFile { disk } => format!("file {disk}"),
+            Part::Ram { number } => format!("ram {number}"),
+            Part::Null { number } => format!("null {number}"),
+            Part::Lender { number } => format!("lender {number}"),
             Part::Delay { chance, .. } => format!("delay {chance}"),
             Part::Jam { chance, .. } => format!("jam {chance}"),
             Part::Flaky { chance, .. } => format!("flaky {chance}"),
@@ -247,6 +290,9 @@ impl Builder<'_> {
                 let latch = (!self.setup.forgets_sync_errors).then(|| self.setup.latches[*disk].clone());
                 stack.backend(Box::new(PlainFile::new(FileId(*disk as u32), latch)))
             }
+            Part::Ram { number } => stack.backend(Box::new(self.setup.rams[*number].node(None))),
+            Part::Null { number } => stack.backend(Box::new(self.setup.nulls[*number].node(None))),
+            Part::Lender { number } => stack.backend(Box::new(Lender::new(self.setup.lenders[*number]))),
             Part::Delay { chance, .. } => stack.layer(Box::new(Delay::new(child, rng, *chance)), 0),
             Part::Jam { chance, .. } => stack.layer(Box::new(Jam::new(child, rng, *chance)), 0),
             Part::Flaky { chance, .. } => {

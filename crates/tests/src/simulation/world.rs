@@ -40,8 +40,8 @@ pub(super) struct World {
 type Outcomes = Result<(), String>;
 
 impl World {
-    pub(super) fn new(mut rng: Rng, setup: Setup, tracer: Tracer) -> World {
-        let mut ring = SimRing::new(rng.fork(), setup.faults, tracer.clone());
+    pub(super) fn new(mut rng: Rng, mut setup: Setup, tracer: Tracer) -> World {
+        let mut ring = SimRing::new(rng.fork(), Faults::NONE, tracer.clone());
         setup.plug(&mut ring);
         let model = Model::new(setup.sectors, false);
         let outcome = Outcome { hash: 0, events: 0, requests: 0, ok: 0, power_cuts: 0 };
@@ -280,7 +280,7 @@ impl World {
                 return Err(format!("{errors} errors counted, not {failed}; {left} in flight"));
             }
         }
-        match (self.ring.memory_in_use(), self.ring.pending()) {
+        match (self.ring.memory_in_use() - self.setup.memory_kept(), self.ring.pending()) {
             (0, 0) => Ok(()),
             (memory, pending) => Err(format!("{memory} allocations and {pending} operations are left")),
         }
