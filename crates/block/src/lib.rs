@@ -10,12 +10,17 @@
 #![forbid(unsafe_code)]
 
 mod extent;
+mod limits;
 mod op;
 mod request;
 mod status;
 mod units;
 
 pub use extent::Extent;
+pub use limits::{
+    Features, Field, LimitOverrides, LimitsError, Misaligned, ParseLimitsError, QueueLimits,
+    SEG_BOUNDARY_MASK, UNLIMITED_BYTES, UNLIMITED_SECTORS, Unit,
+};
 pub use op::{Flags, Op};
 pub use request::{Cookie, Data, Region, Request, Segment, Tag};
 pub use status::Status;
