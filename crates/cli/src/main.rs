@@ -1,3 +1,47 @@
-//! The `blockyard` command.
+//! The `blockyard` command: words in, engine calls, tables out.
+//!
+//! One table, [`args`], makes the parser, the help, the man page and the completions. A command ends
+//! with status 0, or with a [`Failure`](failure::Failure) that says what failed, of what, why, and what
+//! to do: status 1 when the request failed, 2 when it made no sense. Stdout is for answers only.
+//!
+//! *Invariant:* what a command knows about devices comes through the engine's control API, also in the
+//! process that serves them.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+mod args;
+mod check;
+mod del;
+mod failure;
+mod listing;
+mod pages;
+mod progress;
+mod stat;
+
+use args::{Cli, Command};
+use clap::Parser;
+use failure::Failure;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return failure::usage(&error),
+    };
+    match run(cli.command) {
+        Ok(code) => code,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn run(command: Command) -> Result<ExitCode, Failure> {
+    match command {
+        Command::Check(args) => check::check(&args),
+        Command::List(args) => listing::list(&args),
+        Command::Show(args) => listing::show(&args),
+        Command::Del(args) => del::del(&args),
+        Command::Stat(args) => stat::stat(&args),
+        Command::Completions { shell } => pages::completions(shell),
+        Command::Man => pages::man(),
+    }
+}

@@ -16,6 +16,7 @@ mod name;
 mod stack;
 mod time;
 
+pub use block::Bytes;
 pub use export::{NBD_PORT, NbdAddress, TlsMode, TlsSpec, nbd_uri};
 pub(crate) use layer::parse_limits;
 pub use layer::{LayerKind, LayerSpec};

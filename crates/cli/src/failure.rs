@@ -1,0 +1,69 @@
+//! How a command fails: `blockyard: WHAT failed: NAME: why (what to do)`, and with which status.
+
+use std::fmt::Display;
+use std::process::ExitCode;
+
+/// The status of a request that failed.
+pub(crate) const FAILED: u8 = 1;
+/// The status of a request that made no sense.
+pub(crate) const USAGE: u8 = 2;
+
+/// Why a command did not do what it was asked to.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    status: u8,
+    lines: Vec<String>,
+}
+
+impl Failure {
+    /// `what` (a command) failed for `name`, which may be empty when it is about no thing in particular.
+    /// `why` also says what to do; when it has several lines, each is an error of its own.
+    pub(crate) fn new(what: &str, name: impl Display, why: impl Display) -> Failure {
+        let name = name.to_string();
+        let name = if name.is_empty() { name } else { format!("{name}: ") };
+        let why = why.to_string();
+        let lines = why.lines().map(|why| format!("blockyard: {what} failed: {name}{why}")).collect();
+        Failure { status: FAILED, lines }
+    }
+
+    /// The same, for a request that made no sense.
+    pub(crate) fn usage(what: &str, name: impl Display, why: impl Display) -> Failure {
+        Failure { status: USAGE, ..Failure::new(what, name, why) }
+    }
+
+    /// Another failure of the same command after this one.
+    pub(crate) fn and(mut self, other: Failure) -> Failure {
+        self.lines.extend(other.lines);
+        self.status = self.status.max(other.status);
+        self
+    }
+
+    /// Tells the user, and is the status to end with.
+    pub(crate) fn report(&self) -> ExitCode {
+        for line in &self.lines {
+            eprintln!("{line}");
+        }
+        ExitCode::from(self.status)
+    }
+}
+
+/// What the parser has to say: help and version are answers, the rest is an error.
+pub(crate) fn usage(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        print(&error.to_string());
+        return ExitCode::SUCCESS;
+    }
+    let text = error.to_string();
+    match text.strip_prefix("error: ") {
+        Some(text) => eprint!("blockyard: {text}"),
+        None => eprint!("{text}"),
+    }
+    ExitCode::from(USAGE)
+}
+
+/// Writes an answer to stdout. Whoever closed it does not want it: that is no failure.
+pub(crate) fn print(text: &str) {
+    use std::io::Write;
+    let mut stdout = std::io::stdout().lock();
+    let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+}

@@ -1,0 +1,154 @@
+//! `list` and `show`, and how commands find devices: every process in the run directory is asked.
+
+use crate::args::{ListArgs, ShowArgs};
+use crate::failure::{Failure, print};
+use engine::control::{ClientError, ControlClient, ControlError, DeviceInfo};
+use engine::rundir::{RunDir, RunDirError};
+use engine::spec::Bytes;
+use std::fmt::Write;
+use std::process::ExitCode;
+
+/// Runs a command's requests on this thread.
+pub(crate) fn block_on<F: Future>(what: &str, work: F) -> Result<F::Output, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    Ok(runtime.map_err(|why| Failure::new(what, "", why))?.block_on(work))
+}
+
+pub(crate) fn run_dir(what: &str) -> Result<RunDir, Failure> {
+    RunDir::locate().map_err(|why: RunDirError| Failure::new(what, "", why))
+}
+
+/// All devices, with the process that has each. A process that ends while it is asked has none.
+pub(crate) async fn devices(run: &RunDir) -> Result<Vec<(ControlClient, DeviceInfo)>, ClientError> {
+    let mut all = Vec::new();
+    for socket in run.processes() {
+        let client = ControlClient::new(socket);
+        match client.devices().await {
+            Ok(devices) => all.extend(devices.into_iter().map(|device| (client.clone(), device))),
+            Err(ClientError::Connect { .. }) => {}
+            Err(ClientError::Answer { .. }) if !client.socket().exists() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    all.sort_by(|a, b| a.1.name.cmp(&b.1.name));
+    Ok(all)
+}
+
+/// The process that has the device of that name.
+pub(crate) fn client_of(run: &RunDir, what: &str, name: &str) -> Result<ControlClient, Failure> {
+    let missing = || Failure::new(what, name, ControlError::NotFound);
+    // A name that cannot be one leads nowhere in the run directory.
+    if name.parse::<engine::spec::DeviceName>().is_err() {
+        return Err(missing());
+    }
+    let link = run.control_link(name);
+    if std::os::unix::net::UnixStream::connect(&link).is_err() {
+        // Clears away what a dead process left.
+        run.processes();
+        return Err(missing());
+    }
+    Ok(ControlClient::new(link))
+}
+
+pub(crate) fn list(args: &ListArgs) -> Result<ExitCode, Failure> {
+    let run = run_dir("list")?;
+    let found = block_on("list", devices(&run))?.map_err(|why| Failure::new("list", "", why))?;
+    let infos: Vec<DeviceInfo> = found.into_iter().map(|(_, info)| info).collect();
+    if args.output.json {
+        print(&json(&infos));
+    } else if !infos.is_empty() {
+        print(&table(&infos));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn show(args: &ShowArgs) -> Result<ExitCode, Failure> {
+    let run = run_dir("show")?;
+    let client = client_of(&run, "show", &args.name)?;
+    let info = block_on("show", client.device(&args.name))?;
+    let info = info.map_err(|why| Failure::new("show", &args.name, why))?;
+    print(&if args.output.json { json(&info) } else { page(&info) });
+    Ok(ExitCode::SUCCESS)
+}
+
+fn json<T: serde::Serialize>(value: &T) -> String {
+    // These are plain structures with text for keys, which always have a JSON form.
+    format!("{}\n", serde_json::to_string_pretty(value).unwrap_or_default())
+}
+
+/// Columns as wide as their widest entry, two blanks between them, as losetup has it.
+fn table(infos: &[DeviceInfo]) -> String {
+    let head = ["NAME", "SIZE", "BLOCK", "RO", "CLIENTS", "PID", "STACK", "ADDRESS"].map(str::to_owned);
+    let rows = infos.iter().map(|info| {
+        let addresses: Vec<&str> = info.exports.iter().map(|export| export.address.as_str()).collect();
+        let clients: u64 = info.exports.iter().map(|export| export.connections).sum();
+        [
+            info.name.clone(),
+            Bytes(info.size).to_string(),
+            info.logical_block_size.to_string(),
+            u8::from(info.read_only).to_string(),
+            clients.to_string(),
+            info.pid.to_string(),
+            info.stack.clone(),
+            addresses.join(" "),
+        ]
+    });
+    let rows: Vec<_> = std::iter::once(head).chain(rows).collect();
+    let widths: [usize; 8] =
+        std::array::from_fn(|i| rows.iter().map(|row| row[i].chars().count()).max().unwrap_or(0));
+    let mut text = String::new();
+    for row in &rows {
+        let mut line = String::new();
+        for (i, (cell, width)) in row.iter().zip(widths).enumerate() {
+            // Numbers stand right.
+            let _ = if (1..=5).contains(&i) {
+                write!(line, "{cell:>width$}  ")
+            } else {
+                write!(line, "{cell:<width$}  ")
+            };
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+fn page(info: &DeviceInfo) -> String {
+    let mut text = String::new();
+    let mut line = |key: &str, value: &str| {
+        let _ = writeln!(text, "{key:<20} {value}");
+    };
+    line("name", &info.name);
+    line("stack", &info.stack);
+    for layer in &info.layers {
+        line("layer", layer);
+    }
+    line("size", &format!("{} ({} bytes)", Bytes(info.size), info.size));
+    line("read-only", if info.read_only { "yes" } else { "no" });
+    line("logical block", &info.logical_block_size.to_string());
+    line("process", &format!("{}, up {}", info.pid, seconds(info.uptime_ms)));
+    for export in &info.exports {
+        let clients = if export.connections == 1 { "client" } else { "clients" };
+        let tls = if export.tls == "off" { String::new() } else { format!(", TLS {}", export.tls) };
+        line(&export.kind, &format!("{} ({} {clients}{tls})", export.address, export.connections));
+    }
+    for (key, value) in &info.backend {
+        line(&format!("backend {key}"), value);
+    }
+    for (number, queue) in info.queues.iter().enumerate() {
+        let why = queue.why.as_ref().map(|why| format!(", {why}")).unwrap_or_default();
+        let value = format!(
+            "reactor {}, {}{why}, depth {}, {} in flight",
+            queue.reactor, queue.engine, queue.depth, queue.in_flight
+        );
+        line(&format!("queue {number}"), &value);
+    }
+    for (key, value) in &info.limits {
+        line(key, &value.to_string());
+    }
+    text
+}
+
+fn seconds(milliseconds: u64) -> String {
+    format!("{}.{} s", milliseconds / 1000, milliseconds % 1000 / 100)
+}

@@ -1,0 +1,128 @@
+//! `stat`: iostat's reports over our devices, from their control sockets.
+
+mod report;
+
+use crate::args::StatArgs;
+use crate::failure::{Failure, print};
+use crate::listing::{block_on, client_of, devices, run_dir};
+use engine::control::{ClientError, ControlClient, ControlError, DeviceStats};
+use engine::rundir::RunDir;
+use report::{Rates, json_report, text_report};
+use std::collections::HashMap;
+use std::process::ExitCode;
+use std::time::Duration;
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
+
+/// `[NAME] [INTERVAL [COUNT]]`, told apart as iostat does: what is a number is an interval.
+#[derive(Debug, PartialEq, Eq)]
+struct Words {
+    name: Option<String>,
+    interval: Option<Duration>,
+    /// `None`: until interrupted.
+    count: Option<u64>,
+}
+
+impl Words {
+    fn parse(words: &[String]) -> Result<Words, String> {
+        let is_number = |word: &String| word.parse::<u64>().is_ok();
+        let (name, rest) = match words {
+            [name, rest @ ..] if !is_number(name) => (Some(name.clone()), rest),
+            rest => (None, rest),
+        };
+        let number = |word: &String| match word.parse::<u64>() {
+            Ok(number) if (1..=u64::from(u32::MAX)).contains(&number) => Ok(number),
+            _ => Err(format!("\"{word}\" is not a number from 1 on (write [NAME] [INTERVAL [COUNT]])")),
+        };
+        let seconds = |word| number(word).map(|n| Some(Duration::from_secs(n)));
+        match rest {
+            [] => Ok(Words { name, interval: None, count: Some(1) }),
+            [interval] => Ok(Words { name, interval: seconds(interval)?, count: None }),
+            [interval, count] => {
+                Ok(Words { name, interval: seconds(interval)?, count: Some(number(count)?) })
+            }
+            [_, _, more, ..] => {
+                Err(format!("\"{more}\" is one word too many (write [NAME] [INTERVAL [COUNT]])"))
+            }
+        }
+    }
+}
+
+pub(crate) fn stat(args: &StatArgs) -> Result<ExitCode, Failure> {
+    let words = Words::parse(&args.words).map_err(|why| Failure::usage("stat", "", why))?;
+    let run = run_dir("stat")?;
+    let client = match &words.name {
+        Some(name) => Some(client_of(&run, "stat", name)?),
+        None => None,
+    };
+    block_on("stat", report(args, &words, &run, client))?
+}
+
+async fn report(
+    args: &StatArgs,
+    words: &Words,
+    run: &RunDir,
+    client: Option<ControlClient>,
+) -> Result<ExitCode, Failure> {
+    let name = words.name.as_deref().unwrap_or_default();
+    let period = words.interval.unwrap_or(Duration::from_secs(1));
+    let mut ticks = interval_at(Instant::now(), period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut before: HashMap<String, DeviceStats> = HashMap::new();
+    let mut reports = 0;
+    while words.count.is_none_or(|count| reports < count) {
+        ticks.tick().await;
+        let now = match &client {
+            Some(client) => client.stats(name).await.map(|stats| vec![stats]),
+            None => all_stats(run).await,
+        };
+        let now = now.map_err(|why| Failure::new("stat", name, why))?;
+        let rates: Vec<Rates> = now.iter().map(|stats| Rates::new(before.get(&stats.name), stats)).collect();
+        let text = if args.output.json {
+            json_report(&rates, args.extended)
+        } else {
+            text_report(&rates, args.extended)
+        };
+        print(&text);
+        before = now.into_iter().map(|stats| (stats.name.clone(), stats)).collect();
+        reports += 1;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn all_stats(run: &RunDir) -> Result<Vec<DeviceStats>, ClientError> {
+    let mut all = Vec::new();
+    for (client, info) in devices(run).await? {
+        match client.stats(&info.name).await {
+            Ok(stats) => all.push(stats),
+            // It went between the two questions.
+            Err(ClientError::Refused(ControlError::NotFound) | ClientError::Connect { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Words, String> {
+        Words::parse(&text.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn numbers_are_interval_and_count_and_a_word_is_a_name() {
+        let words = |name: Option<&str>, seconds: Option<u64>, count| Words {
+            name: name.map(str::to_owned),
+            interval: seconds.map(Duration::from_secs),
+            count,
+        };
+        assert_eq!(parse(""), Ok(words(None, None, Some(1))));
+        assert_eq!(parse("disk"), Ok(words(Some("disk"), None, Some(1))));
+        assert_eq!(parse("2"), Ok(words(None, Some(2), None)));
+        assert_eq!(parse("disk 2 5"), Ok(words(Some("disk"), Some(2), Some(5))));
+        for text in ["0", "1 0", "disk x", "1 2 3", "disk 1 x", "99999999999"] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! iostat's arithmetic and iostat's columns (sysstat 12): plain, extended, JSON.
+
+use engine::control::{DeviceStats, OpStats};
+use serde_json::{Map, Value, json};
+use std::fmt::Write;
+
+/// What happened to one kind of request between two looks.
+#[derive(Clone, Copy, Default, Debug)]
+struct Kind {
+    ios: u64,
+    merges: u64,
+    bytes: u64,
+    ticks_ns: u64,
+}
+
+impl Kind {
+    fn sum(stats: &DeviceStats, operations: &[&str]) -> Kind {
+        let mut sum = Kind::default();
+        for OpStats { ios, merges, bytes, ticks_ns, .. } in
+            operations.iter().filter_map(|name| stats.operations.get(*name))
+        {
+            sum.ios += ios;
+            sum.merges += merges;
+            sum.bytes += bytes;
+            sum.ticks_ns += ticks_ns;
+        }
+        sum
+    }
+
+    fn since(self, before: Kind) -> Kind {
+        Kind {
+            ios: self.ios.saturating_sub(before.ios),
+            merges: self.merges.saturating_sub(before.merges),
+            bytes: self.bytes.saturating_sub(before.bytes),
+            ticks_ns: self.ticks_ns.saturating_sub(before.ticks_ns),
+        }
+    }
+
+    fn kib(self) -> f64 {
+        self.bytes as f64 / 1024.0
+    }
+
+    /// Milliseconds a request.
+    fn await_ms(self) -> f64 {
+        ratio(self.ticks_ns as f64 / 1e6, self.ios as f64)
+    }
+
+    /// KiB a request.
+    fn request_kib(self) -> f64 {
+        ratio(self.kib(), self.ios as f64)
+    }
+
+    /// Merged requests among all that came.
+    fn merged_percent(self) -> f64 {
+        ratio(100.0 * self.merges as f64, (self.merges + self.ios) as f64)
+    }
+}
+
+/// 0 when there is nothing to divide by.
+fn ratio(value: f64, by: f64) -> f64 {
+    if by > 0.0 { value / by } else { 0.0 }
+}
+
+/// What a device did between two looks.
+pub(super) struct Rates {
+    name: String,
+    seconds: f64,
+    read: Kind,
+    write: Kind,
+    discard: Kind,
+    flush: Kind,
+    busy_ns: u64,
+}
+
+impl Rates {
+    /// From one look to the next; without an earlier one, since the device was added. A device that was
+    /// removed and added again in between has no earlier look either.
+    pub(super) fn new(before: Option<&DeviceStats>, now: &DeviceStats) -> Rates {
+        let before = before.filter(|before| before.uptime_ns < now.uptime_ns);
+        let kind = |operations: &[&str]| {
+            let earlier = before.map(|before| Kind::sum(before, operations)).unwrap_or_default();
+            Kind::sum(now, operations).since(earlier)
+        };
+        let earlier = |field: fn(&DeviceStats) -> u64| before.map_or(0, field);
+        Rates {
+            name: now.name.clone(),
+            seconds: now.uptime_ns.saturating_sub(earlier(|stats| stats.uptime_ns)) as f64 / 1e9,
+            read: kind(&["read"]),
+            // The kernel counts write zeroes as writes.
+            write: kind(&["write", "write-zeroes"]),
+            discard: kind(&["discard"]),
+            flush: kind(&["flush"]),
+            busy_ns: now.busy_ns.saturating_sub(earlier(|stats| stats.busy_ns)),
+        }
+    }
+
+    fn per_second(&self, value: f64) -> f64 {
+        ratio(value, self.seconds)
+    }
+
+    /// Every plain column but the last three, which are whole numbers.
+    fn plain(&self) -> [(&'static str, f64); 4] {
+        let transfers = (self.read.ios + self.write.ios + self.discard.ios) as f64;
+        [
+            ("tps", self.per_second(transfers)),
+            ("kB_read/s", self.per_second(self.read.kib())),
+            ("kB_wrtn/s", self.per_second(self.write.kib())),
+            ("kB_dscd/s", self.per_second(self.discard.kib())),
+        ]
+    }
+
+    fn totals(&self) -> [(&'static str, u64); 3] {
+        [
+            ("kB_read", self.read.bytes >> 10),
+            ("kB_wrtn", self.write.bytes >> 10),
+            ("kB_dscd", self.discard.bytes >> 10),
+        ]
+    }
+
+    /// The six columns of reads, writes and discards, in their order: `r/s rkB/s rrqm/s %rrqm r_await
+    /// rareq-sz`.
+    fn group(&self, kind: Kind) -> [f64; 6] {
+        [
+            self.per_second(kind.ios as f64),
+            self.per_second(kind.kib()),
+            self.per_second(kind.merges as f64),
+            kind.merged_percent(),
+            kind.await_ms(),
+            kind.request_kib(),
+        ]
+    }
+
+    /// `f/s f_await aqu-sz %util`.
+    fn tail(&self) -> [f64; 4] {
+        let queued = [self.read, self.write, self.discard, self.flush];
+        let queued_ns: u64 = queued.iter().map(|kind| kind.ticks_ns).sum();
+        [
+            self.per_second(self.flush.ios as f64),
+            self.flush.await_ms(),
+            self.per_second(queued_ns as f64 / 1e9),
+            self.per_second(100.0 * self.busy_ns as f64 / 1e9).min(100.0),
+        ]
+    }
+
+    fn extended(&self) -> [f64; 22] {
+        let groups = [self.group(self.read), self.group(self.write), self.group(self.discard)];
+        let mut values = [0.0; 22];
+        for (i, group) in groups.iter().enumerate() {
+            values[6 * i..6 * i + 6].copy_from_slice(group);
+        }
+        values[18..].copy_from_slice(&self.tail());
+        values
+    }
+}
+
+/// The extended columns: name and width, the blank before it included.
+const EXTENDED: [(&str, usize); 22] = [
+    ("r/s", 8),
+    ("rkB/s", 10),
+    ("rrqm/s", 9),
+    ("%rrqm", 7),
+    ("r_await", 8),
+    ("rareq-sz", 9),
+    ("w/s", 8),
+    ("wkB/s", 10),
+    ("wrqm/s", 9),
+    ("%wrqm", 7),
+    ("w_await", 8),
+    ("wareq-sz", 9),
+    ("d/s", 8),
+    ("dkB/s", 10),
+    ("drqm/s", 9),
+    ("%drqm", 7),
+    ("d_await", 8),
+    ("dareq-sz", 9),
+    ("f/s", 8),
+    ("f_await", 8),
+    ("aqu-sz", 8),
+    ("%util", 7),
+];
+
+/// One report: a header, a line a device, an empty line.
+pub(super) fn text_report(rates: &[Rates], extended: bool) -> String {
+    let mut text = format!("{:<13}", "Device");
+    // Writing to a string does not fail.
+    if extended {
+        for (name, width) in EXTENDED {
+            let _ = write!(text, "{name:>width$}");
+        }
+    } else {
+        let _ = write!(text, "{:>9}", "tps");
+        for name in ["kB_read/s", "kB_wrtn/s", "kB_dscd/s"] {
+            let _ = write!(text, "{name:>13}");
+        }
+        for name in ["kB_read", "kB_wrtn", "kB_dscd"] {
+            let _ = write!(text, "{name:>11}");
+        }
+    }
+    text.push('\n');
+    for rates in rates {
+        let _ = write!(text, "{:<13}", rates.name);
+        if extended {
+            for (value, (_, width)) in rates.extended().into_iter().zip(EXTENDED) {
+                let _ = write!(text, " {value:>0$.2}", width - 1);
+            }
+        } else {
+            for (i, (_, value)) in rates.plain().into_iter().enumerate() {
+                let _ = write!(text, " {value:>0$.2}", if i == 0 { 8 } else { 12 });
+            }
+            for (_, value) in rates.totals() {
+                let _ = write!(text, " {value:>10}");
+            }
+        }
+        text.push('\n');
+    }
+    text.push('\n');
+    text
+}
+
+/// One report as one line of JSON, with the keys of `iostat -o JSON`.
+pub(super) fn json_report(rates: &[Rates], extended: bool) -> String {
+    let disks: Vec<Value> = rates.iter().map(|rates| Value::Object(json_disk(rates, extended))).collect();
+    format!("{}\n", json!({ "disk": disks }))
+}
+
+fn json_disk(rates: &Rates, extended: bool) -> Map<String, Value> {
+    let mut disk = Map::new();
+    disk.insert("disk_device".into(), rates.name.clone().into());
+    let hundredths = |value: f64| Value::from((value * 100.0).round() / 100.0);
+    if extended {
+        for (value, (name, _)) in rates.extended().into_iter().zip(EXTENDED) {
+            disk.insert(name.trim_start_matches('%').to_owned(), hundredths(value));
+        }
+    } else {
+        for (name, value) in rates.plain() {
+            disk.insert(name.to_owned(), hundredths(value));
+        }
+        for (name, value) in rates.totals() {
+            disk.insert(name.to_owned(), value.into());
+        }
+    }
+    disk
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stats(uptime_s: u64, read: (u64, u64, u64), write: (u64, u64, u64)) -> DeviceStats {
+        let operation =
+            |(ios, bytes, ticks_ns), merges| OpStats { ios, merges, bytes, ticks_ns, ..OpStats::default() };
+        DeviceStats {
+            name: "disk".into(),
+            uptime_ns: uptime_s * 1_000_000_000,
+            stat: [0; 17],
+            errors: 0,
+            in_flight: 0,
+            busy_ns: uptime_s * 250_000_000,
+            operations: [
+                ("read".to_owned(), operation(read, 0)),
+                ("write".to_owned(), operation(write, write.0)),
+                ("write-zeroes".to_owned(), operation((10, 10240, 0), 0)),
+                ("flush".to_owned(), operation((4, 0, 8_000_000), 0)),
+            ]
+            .into(),
+            queues: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_plain_report_has_iostats_columns() {
+        let now = stats(2, (200, 819_200, 0), (0, 0, 0));
+        let expected = "\
+Device             tps    kB_read/s    kB_wrtn/s    kB_dscd/s    kB_read    kB_wrtn    kB_dscd
+disk            105.00       400.00         5.00         0.00        800         10          0
+
+";
+        assert_eq!(text_report(&[Rates::new(None, &now)], false), expected);
+    }
+
+    #[test]
+    fn the_extended_report_has_iostats_columns_and_formulas() {
+        let before = stats(1, (0, 0, 0), (0, 0, 0));
+        let now = stats(3, (100, 409_600, 50_000_000), (20, 20_480, 10_000_000));
+        let expected = "\
+Device            r/s     rkB/s   rrqm/s  %rrqm r_await rareq-sz     w/s     wkB/s   wrqm/s  %wrqm w_await \
+wareq-sz     d/s     dkB/s   drqm/s  %drqm d_await dareq-sz     f/s f_await  aqu-sz  %util
+disk            50.00    200.00     0.00   0.00    0.50     4.00   10.00     10.00    10.00  50.00    0.50     \
+1.00    0.00      0.00     0.00   0.00    0.00     0.00    0.00    0.00    0.03  25.00
+
+";
+        assert_eq!(text_report(&[Rates::new(Some(&before), &now)], true), expected);
+    }
+
+    #[test]
+    fn a_device_that_came_back_is_counted_from_its_start() {
+        let now = stats(1, (100, 409_600, 0), (0, 0, 0));
+        let rates = Rates::new(Some(&stats(9, (500, 0, 0), (0, 0, 0))), &now);
+        assert_eq!(rates.read.ios, 100);
+        assert!((rates.seconds - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn nothing_at_all_is_no_division_by_zero() {
+        let now = stats(0, (0, 0, 0), (0, 0, 0));
+        let text = text_report(&[Rates::new(None, &now)], true);
+        assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
+        assert_eq!(text_report(&[], true).lines().count(), 2);
+    }
+
+    #[test]
+    fn json_has_iostats_keys() {
+        let now = stats(2, (200, 819_200, 0), (0, 0, 0));
+        let plain: Value = serde_json::from_str(&json_report(&[Rates::new(None, &now)], false)).unwrap();
+        assert_eq!(plain["disk"][0]["tps"], 105.0);
+        assert_eq!(plain["disk"][0]["kB_read"], 800);
+        let extended: Value = serde_json::from_str(&json_report(&[Rates::new(None, &now)], true)).unwrap();
+        assert_eq!(extended["disk"][0]["util"], 25.0);
+        assert_eq!(extended["disk"][0]["rareq-sz"], 4.0);
+    }
+}
