@@ -7,11 +7,11 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Instant;
 
-/// The seed of the simulation in `./x test`, so that two runs of one commit do the same.
-/// A fresh one follows in the same chore.
-const FIXED_SEED: u64 = 2026;
+/// Stacks that `./x test` simulates with seeds that no earlier run had, besides the fixed seeds of the test itself. It
+/// prints the first; `BLOCKYARD_SEED=N` replays any.
+const FRESH_RUNS: &str = "300";
 
 /// What passed and what failed, over all runners.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -157,7 +157,8 @@ pub fn test(root: &Path) -> bool {
     let release =
         ["cargo", "build", "--locked", "--release", "--package", "blockyard", "--package", "blockyard-bench"];
     let tests = ["cargo", "test", "--locked", "--workspace", "--no-fail-fast"];
-    let simulation = ["cargo", "test", "--locked", "--package", "blockyard-tests", "--test", "simulation"];
+    let fresh = ["cargo", "test", "--locked", "--package", "blockyard-tests", "--test", "simulation"];
+    let fresh = [&fresh[..], &["--", "--nocapture", "fresh_seeds_keep_their_promises"]].concat();
     let binary = match root.canonicalize() {
         Ok(root) => root.join("target/release/blockyard").to_string_lossy().into_owned(),
         Err(error) => {
@@ -165,26 +166,14 @@ pub fn test(root: &Path) -> bool {
             return false;
         }
     };
-    let (fixed, fresh) = (FIXED_SEED.to_string(), fresh_seed().to_string());
     let done = chore.step(FORMAT, &[])
         && chore.tidy()
         && chore.step(&release, &[])
         && chore.step(CLIPPY, &[])
-        && chore.step(&tests, &[("BLOCKYARD_BIN", &binary), ("BLOCKYARD_SEED", &fixed)])
-        && chore.step(&simulation, &[("BLOCKYARD_SEED", &fresh)])
+        && chore.step(&tests, &[("BLOCKYARD_BIN", &binary)])
+        && chore.step(&fresh, &[("BLOCKYARD_SIM_RUNS", FRESH_RUNS)])
         && chore.step(&["target/release/blockyard-bench", "instructions"], &[]);
     chore.end(done)
-}
-
-/// A seed that no earlier run had: the time, stirred so that neighbouring runs differ in every bit.
-fn fresh_seed() -> u64 {
-    let time =
-        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
-    // The finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
-    let mut seed = time;
-    seed = (seed ^ (seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    seed = (seed ^ (seed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    seed ^ (seed >> 31)
 }
 
 /// Fuzzes `[TARGET] [SECONDS]`, or every target in turn. Needs cargo-fuzz and a nightly compiler.
@@ -244,7 +233,7 @@ fn succeeds(root: &Path, command: &[&str]) -> bool {
     status.is_ok_and(|status| status.success())
 }
 
-/// Simulates with a fresh seed each round for `[MINUTES]`, optimised but with the debug assertions of a test build.
+/// Simulates with fresh seeds for `[MINUTES]`, optimised but with the debug assertions of a test build.
 pub fn soak(root: &Path, arguments: &[String]) -> bool {
     let minutes = match arguments {
         [] => Some(60),
@@ -256,25 +245,26 @@ pub fn soak(root: &Path, arguments: &[String]) -> bool {
         return false;
     };
     let mut chore = Chore::begin(root);
-    let simulation = [
-        "cargo",
-        "test",
-        "--quiet",
-        "--locked",
-        "--release",
-        "--package",
-        "blockyard-tests",
-        "--test",
-        "simulation",
+    let seconds = (minutes * 60).to_string();
+    let soak = [
+        &[
+            "cargo",
+            "run",
+            "--quiet",
+            "--locked",
+            "--release",
+            "--package",
+            "blockyard-tests",
+            "--bin",
+            "soak",
+            "--",
+        ],
+        &[seconds.as_str()][..],
     ];
-    let assertions = ("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
-    // Its own folder, or each change of that flag would rebuild the product's.
-    let folder = ("CARGO_TARGET_DIR", "target/soak");
-    let mut done = true;
-    while done && chore.started.elapsed() < Duration::from_secs(minutes * 60) {
-        let seed = fresh_seed().to_string();
-        done = chore.step(&simulation, &[("BLOCKYARD_SEED", &seed), assertions, folder]);
-    }
+    // A folder of its own, or each change of that flag would build the product again.
+    let environment =
+        [("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true"), ("CARGO_TARGET_DIR", "target/soak")];
+    let done = chore.step(&soak.concat(), &environment);
     chore.end(done)
 }
 

@@ -1,5 +1,6 @@
 //! Simulates with fresh seeds for a given time: `soak [SECONDS] [FIRST_SEED]`. Prints runs per second,
 //! and stops at the first failure with its seed.
+#![forbid(unsafe_code)]
 
 use blockyard_tests::simulation::{Scenario, current_story, run};
 use std::hash::{BuildHasher, RandomState};
