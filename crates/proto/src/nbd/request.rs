@@ -149,14 +149,14 @@ impl Request {
     }
 
     /// Writes the header to the front of `out` and answers its length. With extended headers a
-    /// request with a payload gets `PAYLOAD_LEN`, as "Request message" demands.
+    /// request with a payload, and any write, gets `PAYLOAD_LEN`, as "Request message" demands.
     ///
     /// # Panics
     /// When `out` is shorter than [`header_len`], or `len` does not fit a compact header: both are
     /// the caller's own mistakes.
     pub fn put(&self, out: &mut [u8], extended: bool) -> usize {
-        let has_payload = extended && self.payload_len > 0;
-        let flags = self.flags.with_if(has_payload, CommandFlags::PAYLOAD_LEN);
+        let has_payload = self.payload_len > 0 || self.command == Command::Write;
+        let flags = self.flags.with_if(extended && has_payload, CommandFlags::PAYLOAD_LEN);
         let magic = if extended { wire::EXTENDED_REQUEST_MAGIC } else { wire::REQUEST_MAGIC };
         put(out, 0, &magic.to_be_bytes());
         put(out, 4, &flags.0.to_be_bytes());

@@ -67,7 +67,7 @@ proptest::proptest! {
         let put = request.put(&mut bytes, extended);
         proptest::prop_assert_eq!(put, header_len(extended));
         let (back, taken) = parse(&bytes, extended).unwrap().unwrap();
-        let expected = if extended && payload_len > 0 {
+        let expected = if extended && command == Command::Write {
             request.with_flags(CommandFlags::PAYLOAD_LEN)
         } else {
             request
