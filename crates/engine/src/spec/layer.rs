@@ -1,6 +1,7 @@
 //! `--layer 'kind,key=value,…'`.
 
 use super::{SpecError, items};
+use block::LimitOverrides;
 use std::fmt;
 use std::str::FromStr;
 
@@ -40,24 +41,22 @@ impl FromStr for LayerSpec {
             ));
         }
         let limits = limits.join(",");
-        parse_limits(&limits)?;
+        check_limits(&limits)?;
         Ok(LayerSpec { kind: LayerKind::Split, limits })
     }
 }
 
-/// Whether a text is queue limits: `key=value,…`.
-pub(crate) fn parse_limits(text: &str) -> Result<(), SpecError> {
-    for item in text.split(',') {
-        let well_formed =
-            item.split_once('=').is_some_and(|(key, value)| !key.is_empty() && !value.is_empty());
-        if !well_formed {
-            return Err(SpecError::new(
-                format!("\"{item}\" is not a limit"),
-                "write key=value with the kernel's names, for example max_sectors=255",
-            ));
-        }
+/// Checks that a text is queue limits, at least one: `key=value,…`.
+///
+/// # Errors
+/// A name or a value that is none.
+pub fn check_limits(text: &str) -> Result<(), SpecError> {
+    let fix = "write key=value with the kernel's names, for example max_sectors=255";
+    match text.parse::<LimitOverrides>() {
+        Ok(limits) if limits.is_empty() => Err(SpecError::new("there is no limit", fix)),
+        Ok(_) => Ok(()),
+        Err(why) => Err(SpecError::new(why.to_string(), fix)),
     }
-    Ok(())
 }
 
 impl fmt::Display for LayerSpec {

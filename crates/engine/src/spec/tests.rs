@@ -153,7 +153,16 @@ fn a_layer_is_known_and_has_limits() {
     let layer: LayerSpec = "split,max_sectors=255,max_segments=4".parse().unwrap();
     assert_eq!((layer.kind, layer.limits.as_str()), (LayerKind::Split, "max_sectors=255,max_segments=4"));
     assert_eq!(layer.to_string(), "split,max_sectors=255,max_segments=4");
-    for text in ["", "split", "delay,read=5ms", "split,", "split,max_sectors", "split,=4"] {
+    for text in [
+        "",
+        "split",
+        "delay,read=5ms",
+        "split,",
+        "split,max_sectors",
+        "split,=4",
+        "split,max_sektors=4",
+        "split,max_sectors=x",
+    ] {
         assert!(text.parse::<LayerSpec>().is_err(), "{text}");
     }
 }

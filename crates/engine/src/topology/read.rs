@@ -144,7 +144,7 @@ impl Reader<'_> {
                 return None;
             }
         };
-        match crate::spec::parse_limits(&text) {
+        match crate::spec::check_limits(&text) {
             Ok(()) => Some(text),
             Err(why) => {
                 self.problem(value.span().start, key, why);

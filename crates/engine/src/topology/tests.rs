@@ -118,7 +118,7 @@ fn limits_may_be_a_table_or_a_text() {
             Some("max_sectors=255,max_segments=4")
         );
     }
-    assert!(problems("[device.a]\nstack = \"ram:1M\"\nlimits = {}\n").contains("is not a limit"));
+    assert!(problems("[device.a]\nstack = \"ram:1M\"\nlimits = {}\n").contains("there is no limit"));
     assert!(problems("[device.a]\nstack = \"ram:1M\"\nlimits = 3\n").contains("not a table or a string"));
 }
 
