@@ -9,10 +9,10 @@ use ring::SocketId;
 use std::collections::VecDeque;
 
 /// Requests of one connection that were taken in and whose replies are not yet sent.
-pub(super) const UNANSWERED_MAX: u32 = 256;
+pub const UNANSWERED_MAX: u32 = 256;
 /// Bytes that those may move: what they hold of memory is at most this. Twice the largest request, so
 /// that one can be read while another is written.
-pub(super) const HELD_MAX: u64 = 64 << 20;
+pub const HELD_MAX: u64 = 64 << 20;
 
 /// What the next bytes from the client are.
 #[derive(Debug)]

@@ -21,7 +21,7 @@ use connection::{Connection, Input, Receiving};
 pub use connection::{HELD_MAX, UNANSWERED_MAX};
 use proto::nbd::extents::StatusQuery;
 use proto::nbd::{Command, Request, Session};
-use queue::{QueueId, Queues};
+use queue::{QueueId, Queues, Ring};
 use ring::{Chunk, Event, KernelRing, ReceiveEnd};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
