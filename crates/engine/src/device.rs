@@ -16,6 +16,7 @@ use ring::KernelRing;
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Child requests that one layer may have under way for each request of the queue's depth.
 const CHILDREN_PER_REQUEST: u16 = 4;
@@ -173,6 +174,7 @@ pub struct Device {
     lanes: Mutex<Vec<Arc<Lane>>>,
     /// What queues that are gone have counted.
     past: Mutex<Snapshot>,
+    opened: Instant,
 }
 
 impl Device {
@@ -205,6 +207,7 @@ impl Device {
             depth: config.depth,
             lanes: Mutex::default(),
             past: Mutex::default(),
+            opened: Instant::now(),
         })
     }
 
@@ -329,10 +332,13 @@ impl Device {
         self.lock_lanes().iter().map(|lane| lane.connections.load(Relaxed)).sum()
     }
 
-    /// What all its queues have counted.
-    pub fn snapshot(&self, now: Nanos) -> Snapshot {
-        let mut sum = self.past.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        self.lock_lanes().iter().for_each(|lane| sum.add(&lane.stats.snapshot(now)));
-        sum
+    /// What queues that are gone have counted.
+    pub fn past(&self) -> Snapshot {
+        self.past.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// How long it has been there.
+    pub fn uptime(&self) -> Duration {
+        self.opened.elapsed()
     }
 }

@@ -1,8 +1,10 @@
 //! A process's reactors, devices and listeners, and their life: what is made in which order, and how it
 //! ends without losing anything.
 
+use crate::control::ExportInfo;
 use crate::device::{Device, DeviceConfig, DeviceError};
-use crate::nbd::{Bound, Listener, NameTaken, Tls, TlsError};
+use crate::listen::Listening;
+use crate::nbd::{Listener, NameTaken, Tls, TlsError};
 use crate::reactor::{Adoption, Reactor};
 use crate::spec::{DeviceName, NbdAddress, TlsSpec};
 use ring::{EngineInfo, RingConfig};
@@ -69,9 +71,12 @@ struct Shown {
     name: String,
 }
 
-struct Listening {
-    listener: Arc<Listener>,
+/// A listener that more exports may join.
+struct Joinable {
+    /// As it was asked for.
+    address: NbdAddress,
     tls: TlsSpec,
+    listener: Arc<Listener>,
 }
 
 /// One process's worth of devices.
@@ -80,7 +85,7 @@ pub struct Host {
     next_reactor: AtomicUsize,
     next_number: AtomicUsize,
     devices: Mutex<Vec<Arc<Device>>>,
-    listeners: Mutex<Vec<Listening>>,
+    listeners: Mutex<Vec<Joinable>>,
     shown: Mutex<Vec<Shown>>,
 }
 
@@ -152,13 +157,13 @@ impl Host {
     pub fn export_nbd_on(
         self: &Arc<Self>,
         device: &Arc<Device>,
-        bound: Bound,
+        listening: Listening,
         name: &str,
         tls: &TlsSpec,
     ) -> Result<String, HostError> {
-        let address = bound.address().clone();
+        let address = listening.address.clone();
         let tls = Tls::load(tls)?.map(Arc::new);
-        let listener = Listener::start(bound, tls, self.clone()).map_err(|e| listen_error(&address, e))?;
+        let listener = Listener::start(listening, tls, self).map_err(|e| listen_error(&address, e))?;
         self.show(device, listener, name)
     }
 
@@ -175,17 +180,17 @@ impl Host {
     /// The listener of an address: the one there is, or a new one.
     fn listener(self: &Arc<Self>, address: &NbdAddress, tls: &TlsSpec) -> Result<Arc<Listener>, HostError> {
         let mut listeners = lock(&self.listeners);
-        if let Some(there) = listeners.iter().find(|l| l.listener.address() == address) {
+        if let Some(there) = listeners.iter().find(|l| l.address == *address) {
             if there.tls != *tls {
                 return Err(HostError::OtherTls(address.clone()));
             }
             return Ok(there.listener.clone());
         }
         let loaded = Tls::load(tls)?.map(Arc::new);
-        let listener = Bound::bind(address)
-            .and_then(|bound| Listener::start(bound, loaded, self.clone()))
+        let listener = Listening::open(address)
+            .and_then(|listening| Listener::start(listening, loaded, self))
             .map_err(|source| listen_error(address, source))?;
-        listeners.push(Listening { listener: listener.clone(), tls: tls.clone() });
+        listeners.push(Joinable { address: address.clone(), tls: tls.clone(), listener: listener.clone() });
         Ok(listener)
     }
 
@@ -199,12 +204,17 @@ impl Host {
         lock(&self.devices).iter().find(|device| device.name() == name).cloned()
     }
 
-    /// The URIs under which a device is offered.
-    pub fn uris(&self, device: &Arc<Device>) -> Vec<String> {
+    /// How a device is offered.
+    pub fn exports(&self, device: &Arc<Device>) -> Vec<ExportInfo> {
         lock(&self.shown)
             .iter()
             .filter(|shown| Arc::ptr_eq(&shown.device, device))
-            .map(|shown| shown.listener.uri(&shown.name))
+            .map(|shown| ExportInfo {
+                kind: "nbd".to_owned(),
+                address: shown.listener.uri(&shown.name),
+                connections: device.connections().into(),
+                tls: shown.listener.tls_mode().to_string(),
+            })
             .collect()
     }
 
@@ -257,10 +267,10 @@ impl Host {
 
     /// Listeners that offer nothing any more are closed already; forget them.
     fn drop_unused_listeners(&self) {
-        lock(&self.listeners).retain(|listening| {
-            let keep = !listening.listener.exports().is_empty();
+        lock(&self.listeners).retain(|there| {
+            let keep = !there.listener.exports().is_empty();
             if !keep {
-                listening.listener.close();
+                there.listener.close();
             }
             keep
         });

@@ -2,6 +2,7 @@
 
 use super::{Exports, Listener, Tls};
 use crate::host::Host;
+use crate::listen::Socket;
 use crate::reactor::Adoption;
 use proto::nbd::Session;
 use proto::nbd::server::{Handshake, Step};
@@ -22,10 +23,25 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Bytes that are decrypted and encrypted at a time.
 const TLS_BUFFER_LEN: usize = 128 << 10;
 
-/// A listening socket.
-pub(super) enum Socket {
+/// A listening socket that the runtime watches.
+pub(super) enum Acceptor {
     Tcp(TcpListener),
     Unix(UnixListener),
+}
+
+impl Acceptor {
+    pub(super) fn new(socket: Socket) -> io::Result<Acceptor> {
+        Ok(match socket {
+            Socket::Tcp(listener) => {
+                listener.set_nonblocking(true)?;
+                Acceptor::Tcp(TcpListener::from_std(listener)?)
+            }
+            Socket::Unix(listener) => {
+                listener.set_nonblocking(true)?;
+                Acceptor::Unix(UnixListener::from_std(listener)?)
+            }
+        })
+    }
 }
 
 /// A connection in the clear.
@@ -35,7 +51,7 @@ enum Plain {
 }
 
 pub(super) async fn accept_loop(
-    socket: Socket,
+    socket: Acceptor,
     listener: Arc<Listener>,
     host: Arc<Host>,
     handshakes: Arc<Semaphore>,
@@ -70,16 +86,16 @@ pub(super) async fn accept_loop(
     }
 }
 
-async fn accept(socket: &Socket) -> io::Result<Plain> {
+async fn accept(socket: &Acceptor) -> io::Result<Plain> {
     match socket {
-        Socket::Tcp(listener) => {
+        Acceptor::Tcp(listener) => {
             let (stream, _) = listener.accept().await?;
             stream.set_nodelay(true)?;
             // A peer that vanished without a word is noticed, in the end.
             socket2::SockRef::from(&stream).set_keepalive(true)?;
             Ok(Plain::Tcp(stream))
         }
-        Socket::Unix(listener) => listener.accept().await.map(|(stream, _)| Plain::Unix(stream)),
+        Acceptor::Unix(listener) => listener.accept().await.map(|(stream, _)| Plain::Unix(stream)),
     }
 }
 

@@ -4,16 +4,15 @@
 //! end on the control plane's runtime, and hands the connection to a reactor. It never touches data,
 //! save to encrypt it for TLS connections.
 
-mod bound;
 mod connection;
 mod tls;
 
-pub use bound::Bound;
 pub use tls::{Tls, TlsError};
 
 use crate::device::Device;
 use crate::host::Host;
-use crate::spec::{NbdAddress, TlsMode};
+use crate::listen::Listening;
+use crate::spec::{NbdAddress, TlsMode, nbd_uri};
 use proto::nbd::server::{self, Catalogue, Config, Found};
 use proto::nbd::{BlockSizes, ExportId, ExportInfo};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -125,7 +124,9 @@ fn info_of(device: &Device) -> ExportInfo {
 
 /// One address that is listened on.
 pub struct Listener {
-    bound: Bound,
+    /// Its file goes when this does.
+    listening: Mutex<Option<Listening>>,
+    address: NbdAddress,
     exports: Arc<Exports>,
     tls: Option<Arc<Tls>>,
     closing: watch::Sender<bool>,
@@ -133,11 +134,24 @@ pub struct Listener {
 
 impl Listener {
     /// Start to accept connections. Must be called on the control plane's runtime.
-    pub fn start(bound: Bound, tls: Option<Arc<Tls>>, host: Arc<Host>) -> std::io::Result<Arc<Listener>> {
+    ///
+    /// # Errors
+    /// A socket that the runtime cannot watch.
+    pub fn start(
+        mut listening: Listening,
+        tls: Option<Arc<Tls>>,
+        host: &Arc<Host>,
+    ) -> std::io::Result<Arc<Listener>> {
+        let sockets = std::mem::take(&mut listening.sockets)
+            .into_iter()
+            .map(connection::Acceptor::new)
+            .collect::<std::io::Result<Vec<_>>>()?;
         let (closing, _) = watch::channel(false);
-        let listener = Arc::new(Listener { bound, exports: Arc::default(), tls, closing });
+        let address = listening.address.clone();
+        let listening = Mutex::new(Some(listening));
+        let listener = Arc::new(Listener { listening, address, exports: Arc::default(), tls, closing });
         let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
-        for socket in listener.bound.accept_on()? {
+        for socket in sockets {
             let task = connection::accept_loop(socket, listener.clone(), host.clone(), handshakes.clone());
             tokio::spawn(task);
         }
@@ -151,25 +165,30 @@ impl Listener {
 
     /// Where clients reach an export of that name, as a URI.
     pub fn uri(&self, name: &str) -> String {
-        self.bound.uri(name, self.tls.as_ref().map_or(TlsMode::Off, |tls| tls.mode()))
+        nbd_uri(&self.address, name, self.tls_mode())
     }
 
-    /// The address, as it was asked for.
+    /// Where it listens, with the port that was given for 0.
     pub fn address(&self) -> &NbdAddress {
-        self.bound.address()
+        &self.address
+    }
+
+    /// Whether clients use TLS.
+    pub fn tls_mode(&self) -> TlsMode {
+        self.tls.as_ref().map_or(TlsMode::Off, |tls| tls.mode())
     }
 
     /// Accept nothing more, and drop handshakes that are under way. The socket's file goes.
     pub fn close(&self) {
         self.closing.send_replace(true);
-        self.bound.unlink();
+        drop(self.listening.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
     fn handshake_config(&self) -> Config {
-        let tls = match &self.tls {
-            None => server::TlsMode::Off,
-            Some(tls) if tls.mode() == TlsMode::Require => server::TlsMode::Required,
-            Some(_) => server::TlsMode::Optional,
+        let tls = match self.tls_mode() {
+            TlsMode::Off => server::TlsMode::Off,
+            TlsMode::On => server::TlsMode::Optional,
+            TlsMode::Require => server::TlsMode::Required,
         };
         Config { tls, ..Config::default() }
     }

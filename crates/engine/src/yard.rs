@@ -1,0 +1,64 @@
+//! What a process tells about its devices: [`Host`] as the control plane sees it.
+
+use crate::control::{BoxFuture, ControlError, Counted, DeviceInfo, QueueInfo, Yard};
+use crate::device::Device;
+use crate::host::{Host, HostError};
+use std::sync::Arc;
+
+impl Yard for Host {
+    fn devices(&self) -> Vec<DeviceInfo> {
+        Host::devices(self).iter().map(|device| self.info(device)).collect()
+    }
+
+    fn device(&self, name: &str) -> Option<DeviceInfo> {
+        Host::device(self, name).map(|device| self.info(&device))
+    }
+
+    fn counted(&self, name: &str) -> Option<Counted> {
+        let device = Host::device(self, name)?;
+        let now = ring::clock();
+        let mut queues: Vec<_> = device.lanes().iter().map(|lane| lane.stats.snapshot(now)).collect();
+        // What queues that are gone have counted stays part of the device's sums.
+        match queues.first_mut() {
+            Some(first) => first.add(&device.past()),
+            None => queues.push(device.past()),
+        }
+        Some(Counted { uptime: device.uptime(), queues })
+    }
+
+    fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), ControlError>> {
+        Box::pin(async move {
+            self.remove_device(name).await.map_err(|error| match error {
+                HostError::NoDevice => ControlError::NotFound,
+                other => ControlError::Failed(other.to_string()),
+            })
+        })
+    }
+}
+
+impl Host {
+    fn info(&self, device: &Arc<Device>) -> DeviceInfo {
+        let (engine, now) = (self.engine(), ring::clock());
+        let queues = device.lanes().iter().map(|lane| QueueInfo {
+            reactor: lane.reactor as u16,
+            engine: engine.name.to_owned(),
+            why: engine.why.clone(),
+            depth: device.depth(),
+            in_flight: lane.stats.snapshot(now).in_flight,
+        });
+        DeviceInfo {
+            name: device.name().to_owned(),
+            stack: device.description().to_owned(),
+            layers: device.layers().iter().map(ToString::to_string).collect(),
+            size: device.size().0,
+            logical_block_size: device.limits().logical_block_size,
+            read_only: device.read_only(),
+            limits: device.limits().entries().map(|(name, value)| (name.to_owned(), value)).collect(),
+            exports: self.exports(device),
+            backend: device.describe().into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+            queues: queues.collect(),
+            pid: std::process::id(),
+            uptime_ms: device.uptime().as_millis() as u64,
+        }
+    }
+}
