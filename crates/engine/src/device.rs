@@ -86,7 +86,7 @@ impl Source {
                 share: spec.share,
             })?),
             StackSpec::Ram(spec) => {
-                Source::Ram(Ram::new(backends::RamSpec { size: spec.size, huge: spec.hugepages })?)
+                Source::Ram(Ram::new(&backends::RamSpec { size: spec.size, huge: spec.hugepages })?)
             }
             StackSpec::Null(spec) => Source::Null(null(spec)?, Arc::new(ZeroPages::new()?)),
             StackSpec::Zero(size) => Source::Zero(Zero::new(*size), Arc::new(ZeroPages::new()?)),
@@ -106,22 +106,18 @@ impl Source {
 
     /// Whether reads answer with memory of the backend's own.
     fn lends(&self) -> bool {
-        match self {
-            Source::File(_) | Source::Failing(_) => false,
-            Source::Ram(_) | Source::Zero(..) => true,
-            Source::Null(null, _) => null.lends(),
-        }
+        !matches!(self, Source::File(_) | Source::Failing(_))
     }
 }
 
 fn null(spec: &NullSpec) -> Result<Null, DeviceError> {
-    let irqmode = match spec.irqmode {
-        IrqMode::None => backends::IrqMode::None,
-        IrqMode::Softirq => backends::IrqMode::Softirq,
-        IrqMode::Timer => backends::IrqMode::Timer,
+    let (irqmode, completion_ns) = match spec.irqmode {
+        IrqMode::None => (backends::IrqMode::None, None),
+        IrqMode::Softirq => (backends::IrqMode::Softirq, None),
+        IrqMode::Timer => (backends::IrqMode::Timer, u64::try_from(spec.completion.as_nanos()).ok()),
     };
-    let completion = Completion::new(irqmode, spec.completion)?;
-    Ok(Null::new(backends::NullSpec { size: spec.size, completion, memory_backed: spec.memory_backed })?)
+    let completion = Completion::new(Some(irqmode), completion_ns)?;
+    Ok(Null::new(&backends::NullSpec { size: spec.size, completion, memory_backed: spec.memory_backed })?)
 }
 
 /// What a reactor keeps for a device that it serves.
@@ -287,7 +283,8 @@ impl Device {
                 stack.backend(Box::new(ram.node(Some(region))));
             }
             Source::Null(null, pages) => {
-                let region = ring.add_foreign(null.memory().unwrap_or_else(|| pages.memory()));
+                let memory = null.ram().map_or_else(|| pages.memory(), |ram| ram.memory());
+                let region = ring.add_foreign(memory);
                 held.region = Some(region);
                 stack.backend(Box::new(null.node(Some(region))));
             }
