@@ -176,41 +176,78 @@ pub fn test(root: &Path) -> bool {
     chore.end(done)
 }
 
-/// Fuzzes `[TARGET] [SECONDS]`, or every target in turn. Needs cargo-fuzz and a nightly compiler.
+/// What makes the compiler count edges and report comparisons to libFuzzer. It is what cargo-fuzz passes, less the address
+/// sanitizer, which needs a nightly compiler and would watch code that forbids `unsafe`.
+const FUZZ_FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+    -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1";
+
+/// Fuzzes `[TARGET] [SECONDS]`, or every target in turn. What it finds worth keeping goes to `fuzz/target/corpus`; an
+/// input that fails is kept in `fuzz/artifacts`.
 pub fn fuzz(root: &Path, arguments: &[String]) -> bool {
     let Some((only, seconds)) = fuzz_arguments(arguments) else {
         eprintln!("fuzz: usage: ./x fuzz [TARGET] [SECONDS]");
         return false;
     };
-    if !succeeds(root, &["cargo", "+nightly", "fuzz", "--version"]) {
-        eprintln!(
-            "fuzz: needs a nightly compiler and cargo-fuzz (what to do: rustup toolchain install nightly && cargo install cargo-fuzz)"
-        );
-        return false;
-    }
-    let folder = root.join("fuzz/fuzz_targets");
-    let mut targets: Vec<String> = match std::fs::read_dir(&folder) {
-        Ok(entries) => entries
-            .flatten()
-            .filter_map(|entry| entry.file_name().to_str()?.strip_suffix(".rs").map(str::to_owned))
-            .filter(|name| only.as_ref().is_none_or(|only| only == name))
-            .collect(),
+    let targets = match fuzz_targets(root) {
+        Ok(targets) => targets,
         Err(error) => {
-            eprintln!("fuzz: reading {} failed: {error}", folder.display());
+            eprintln!("fuzz: reading {}/fuzz/fuzz_targets failed: {error}", root.display());
             return false;
         }
     };
-    targets.sort();
-    if targets.is_empty() {
-        eprintln!("fuzz: no such target in {}", folder.display());
+    let wanted: Vec<&String> =
+        targets.iter().filter(|name| only.as_ref().is_none_or(|only| only == *name)).collect();
+    if wanted.is_empty() {
+        eprintln!("fuzz: no such target; there are: {}", targets.join(" "));
         return false;
     }
+    let host = match host() {
+        Ok(host) => host,
+        Err(error) => {
+            eprintln!("fuzz: asking rustc for its host failed: {error}");
+            return false;
+        }
+    };
     let mut chore = Chore::begin(root);
-    let limit = format!("-max_total_time={seconds}");
-    let done = targets
-        .iter()
-        .all(|target| chore.step(&["cargo", "+nightly", "fuzz", "run", target, "--", &limit], &[]));
+    // With a target named, the flags are for the targets alone and not for the build scripts.
+    let build = ["cargo", "build", "--quiet", "--release", "--locked", "--manifest-path", "fuzz/Cargo.toml"];
+    let build = [&build[..], &["--target", &host, "--target-dir", "fuzz/target"]].concat();
+    let done = chore.step(&build, &[("RUSTFLAGS", FUZZ_FLAGS)])
+        && wanted.iter().all(|target| fuzz_one(&mut chore, target, &host, seconds));
     chore.end(done)
+}
+
+fn fuzz_one(chore: &mut Chore<'_>, target: &str, host: &str, seconds: u64) -> bool {
+    let (kept, seeds) = (format!("fuzz/target/corpus/{target}"), format!("fuzz/corpus/{target}"));
+    let artifacts = format!("fuzz/artifacts/{target}/");
+    for folder in [&kept, &seeds, &artifacts] {
+        if let Err(error) = std::fs::create_dir_all(chore.root.join(folder)) {
+            eprintln!("fuzz: making {folder} failed: {error}");
+            return false;
+        }
+    }
+    let binary = format!("fuzz/target/{host}/release/{target}");
+    let (limit, prefix) = (format!("-max_total_time={seconds}"), format!("-artifact_prefix={artifacts}"));
+    chore.step(&[&binary, &kept, &seeds, &limit, &prefix, "-print_final_stats=1", "-verbosity=0"], &[])
+}
+
+fn fuzz_targets(root: &Path) -> std::io::Result<Vec<String>> {
+    let mut targets = Vec::new();
+    for entry in std::fs::read_dir(root.join("fuzz/fuzz_targets"))? {
+        let name = entry?.file_name();
+        targets.extend(name.to_str().and_then(|name| name.strip_suffix(".rs")).map(str::to_owned));
+    }
+    targets.sort();
+    Ok(targets)
+}
+
+/// The triple that rustc builds for when it is not told.
+fn host() -> std::io::Result<String> {
+    let output = Command::new("rustc").arg("-vV").output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let host = text.lines().find_map(|line| line.strip_prefix("host: "));
+    host.map(str::to_owned).ok_or_else(|| std::io::ErrorKind::InvalidData.into())
 }
 
 fn fuzz_arguments(arguments: &[String]) -> Option<(Option<String>, u64)> {
@@ -221,16 +258,6 @@ fn fuzz_arguments(arguments: &[String]) -> Option<(Option<String>, u64)> {
         [target, seconds] => Some((Some(target.clone()), seconds.parse().ok()?)),
         _ => None,
     }
-}
-
-fn succeeds(root: &Path, command: &[&str]) -> bool {
-    let status = Command::new(command[0])
-        .args(&command[1..])
-        .current_dir(root)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    status.is_ok_and(|status| status.success())
 }
 
 /// Simulates with fresh seeds for `[MINUTES]`, optimised but with the debug assertions of a test build.
