@@ -16,10 +16,14 @@ use blockyard_proto::nbd::{Command, CommandFlags, ExportId, NbdError, Request, S
 fn main() -> std::io::Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
     for (name, settings, wish, config) in handshakes() {
-        let (said, answered) = negotiate(wish, config);
-        let seed = |stream: &[u8]| [&[settings, 63][..], stream].concat();
-        write(&root, "nbd_server_handshake", name, &seed(&said))?;
-        write(&root, "nbd_client_handshake", name, &seed(&answered))?;
+        let (said, answered, style) = negotiate(wish, config);
+        // Where the handshake leads on to transmission, so does the seed.
+        let seed = |stream: &[u8], then: fn(Style) -> Vec<u8>| {
+            let then = style.map(then).unwrap_or_default();
+            [&[settings, 63][..], stream, &then].concat()
+        };
+        write(&root, "nbd_server_handshake", name, &seed(&said, requests))?;
+        write(&root, "nbd_client_handshake", name, &seed(&answered, replies))?;
     }
     for (number, style) in [Style::Simple, Style::Structured, Style::Extended].into_iter().enumerate() {
         let name = ["simple", "structured", "extended"][number];
@@ -57,8 +61,8 @@ fn handshakes() -> [(&'static str, u8, Wish, Config); 5] {
     ]
 }
 
-/// What either end says until both have come to an end.
-fn negotiate(wish: Wish, config: Config) -> (Vec<u8>, Vec<u8>) {
+/// What either end says until both have come to an end, and the style they agreed on, if any.
+fn negotiate(wish: Wish, config: Config) -> (Vec<u8>, Vec<u8>, Option<Style>) {
     let (mut client, mut server) = (client::Handshake::new(wish), server::Handshake::new(config));
     let (mut said, mut answered) = (Vec::new(), Vec::new());
     loop {
@@ -76,7 +80,11 @@ fn negotiate(wish: Wish, config: Config) -> (Vec<u8>, Vec<u8>) {
             client.tls_started();
             server.tls_started();
         } else if to_client.is_empty() && to_server.is_empty() {
-            return (said, answered);
+            let style = match client.poll() {
+                client::Step::Ready(session) => Some(session.style),
+                _ => None,
+            };
+            return (said, answered, style);
         }
     }
 }

@@ -23,12 +23,19 @@ pub trait Catalogue {
     /// Every export that may be listed: its name and description.
     fn list(&self, each: &mut dyn FnMut(&str, &str));
 
-    /// The export of exactly this name. The empty name is looked up first as such and then as
-    /// [`Catalogue::default_export`].
+    /// The export of exactly this name.
     fn look_up(&self, name: &str) -> Option<Found>;
 
     /// The name of the export that the empty name stands for, if any: that of the only one.
     fn default_export(&self) -> Option<String>;
+
+    /// The export that a client means by `name`.
+    fn resolve(&self, name: &str) -> Option<Found> {
+        self.look_up(name).or_else(|| {
+            let default = if name.is_empty() { self.default_export() } else { None };
+            self.look_up(&default?)
+        })
+    }
 }
 
 /// An export that was found.
@@ -40,16 +47,6 @@ pub struct Found {
     pub name: String,
     /// What it is.
     pub info: ExportInfo,
-}
-
-impl dyn Catalogue + '_ {
-    /// The export that a client means by `name`.
-    pub fn resolve(&self, name: &str) -> Option<Found> {
-        self.look_up(name).or_else(|| {
-            let default = if name.is_empty() { self.default_export() } else { None };
-            self.look_up(&default?)
-        })
-    }
 }
 
 /// A catalogue that is a list. The empty name stands for the only export.

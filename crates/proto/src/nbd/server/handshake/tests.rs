@@ -225,7 +225,7 @@ fn the_empty_name_is_the_only_export_or_the_one_called_so() {
     let only = vec![catalogue().remove(0)];
     let empty = vec![Found { name: String::new(), ..catalogue().remove(1) }, catalogue().remove(0)];
     for (catalogue, size) in [(only, 1 << 30), (empty, 1 << 20)] {
-        let found = (&catalogue as &dyn Catalogue).resolve("").unwrap();
+        let found = catalogue.resolve("").unwrap();
         assert_eq!(found.info.size, size);
     }
 }
