@@ -8,7 +8,7 @@ use backends::{
     Backend, Completion, CompletionError, Fact, Failing, Features, File, Null, OpenError, Ram, RamError, Zero,
     ZeroPages,
 };
-use block::{Bytes, LimitsError, QueueLimits, Sectors};
+use block::{Bytes, LimitOverrides, LimitsError, ParseLimitsError, QueueLimits, Sectors};
 use exports::nbd::DeviceFacts;
 use layers::Split;
 use queue::{FileId, Nanos, NodeId, QueueStats, Snapshot, Stack, StackError};
@@ -20,6 +20,9 @@ use std::time::{Duration, Instant};
 
 /// Child requests that one layer may have under way for each request of the queue's depth.
 const CHILDREN_PER_REQUEST: u16 = 4;
+
+/// A page of the page cache, in bytes.
+const PAGE_LEN: u32 = 4096;
 
 /// What a device is made from.
 #[derive(Clone, Debug)]
@@ -51,6 +54,9 @@ pub enum DeviceError {
     /// The limits.
     #[error("{0}")]
     Limits(#[from] LimitsError),
+    /// The text of the limits.
+    #[error("{0}")]
+    LimitsText(#[from] ParseLimitsError),
     /// Too many requests and children.
     #[error("{0} (choose a smaller --depth)")]
     Stack(#[from] StackError),
@@ -176,18 +182,19 @@ pub struct Device {
 impl Device {
     pub(crate) fn open(config: &DeviceConfig, number: usize) -> Result<Device, DeviceError> {
         let source = Source::open(&config.stack)?;
-        let mut limits = source.backend().limits().clone();
         let mut layers = config.layers.clone();
         if !config.limits.is_empty() {
             // Limits of the whole device are a split above everything else.
             layers.push(LayerSpec { kind: LayerKind::Split, limits: config.limits.clone() });
         }
+        let mut limits = source.backend().limits();
         let mut layer_limits = Vec::new();
         for layer in &layers {
+            let wanted: LimitOverrides = layer.limits.parse()?;
             let mut above = QueueLimits::stacking();
-            above.stack(&limits, Sectors(0));
-            above.set(&layer.limits)?;
-            above.validate()?;
+            // Both start at the same sector, so nothing is misaligned that was not before.
+            let _ = above.stack(&limits, Sectors(0));
+            wanted.apply(&mut above)?;
             layer_limits.push(above.clone());
             limits = above;
         }
@@ -250,6 +257,18 @@ impl Device {
     /// The limits of the whole stack.
     pub fn limits(&self) -> &QueueLimits {
         &self.limits
+    }
+
+    /// The finest offset and length that requests may have, in bytes. A backend takes any; layers and
+    /// devices with larger blocks want whole blocks.
+    pub fn block_size_min(&self) -> u32 {
+        let block = self.limits.logical_block_size.0 as u32;
+        if self.layers.is_empty() && block == 512 { 1 } else { block }
+    }
+
+    /// The smallest length that costs no reading for writing, in bytes.
+    pub fn block_size_preferred(&self) -> u32 {
+        (self.limits.physical_block_size.0 as u32).max(PAGE_LEN)
     }
 
     /// What `show` says about the backend.

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod control;
+pub mod listen;
 pub mod rundir;
 pub mod spec;
 pub mod topology;

@@ -1,0 +1,194 @@
+//! Listening sockets for exports, opened before anything is served, so that what cannot be opened is
+//! known while nothing is half done.
+//!
+//! Owner: the thread that starts a host; sockets are then handed to those who accept. A Unix socket's
+//! file is removed when its [`Listening`] is dropped, and one that a dead server left is replaced.
+
+use crate::spec::NbdAddress;
+use std::io;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+/// A socket that listens.
+#[derive(Debug)]
+pub enum Socket {
+    /// Unix.
+    Unix(UnixListener),
+    /// TCP.
+    Tcp(TcpListener),
+}
+
+/// One address, and the sockets that listen there: a host name may stand for several.
+#[derive(Debug)]
+pub struct Listening {
+    /// Where clients connect: as it was asked for, with the port that was given for 0.
+    pub address: NbdAddress,
+    /// The sockets, blocking. At least one until they are taken.
+    pub sockets: Vec<Socket>,
+    _file: Option<SocketFile>,
+}
+
+/// The file of a Unix socket that this process made.
+#[derive(Debug)]
+struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // Gone already is as good.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+impl Listening {
+    /// Opens an address.
+    ///
+    /// # Errors
+    /// It is in use, is not this host's, or a file that is not a dead socket is in the way.
+    pub fn open(address: &NbdAddress) -> io::Result<Listening> {
+        match address {
+            NbdAddress::Unix(path) => {
+                let listener = bind_unix(path)?;
+                Ok(Listening {
+                    address: address.clone(),
+                    sockets: vec![Socket::Unix(listener)],
+                    _file: Some(SocketFile(path.clone())),
+                })
+            }
+            NbdAddress::Tcp { host, port } => {
+                let (listeners, port) = bind_tcp(host, *port)?;
+                Ok(Listening {
+                    address: NbdAddress::Tcp { host: host.clone(), port },
+                    sockets: listeners.into_iter().map(Socket::Tcp).collect(),
+                    _file: None,
+                })
+            }
+        }
+    }
+
+    /// A socket that was opened for us, as by systemd. Its file, if it has one, is not ours to remove.
+    ///
+    /// # Errors
+    /// It cannot say where it listens.
+    pub fn inherited(socket: Socket) -> io::Result<Listening> {
+        let address = match &socket {
+            Socket::Unix(listener) => {
+                let path = listener.local_addr()?.as_pathname().map(Path::to_owned);
+                NbdAddress::Unix(path.ok_or_else(|| io::Error::other("the socket has no path"))?)
+            }
+            Socket::Tcp(listener) => {
+                let address = listener.local_addr()?;
+                let host =
+                    if address.ip().is_unspecified() { String::new() } else { address.ip().to_string() };
+                NbdAddress::Tcp { host, port: address.port() }
+            }
+        };
+        Ok(Listening { address, sockets: vec![socket], _file: None })
+    }
+}
+
+/// Binds, and replaces the socket of a server that is no more.
+fn bind_unix(path: &Path) -> io::Result<UnixListener> {
+    match UnixListener::bind(path) {
+        Err(why) if why.kind() == io::ErrorKind::AddrInUse => {}
+        done => return done,
+    }
+    if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is not a socket is there"));
+    }
+    match UnixStream::connect(path) {
+        Err(why) if why.kind() == io::ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(path)?;
+            UnixListener::bind(path)
+        }
+        _ => Err(io::Error::new(io::ErrorKind::AddrInUse, "another server listens there")),
+    }
+}
+
+/// Binds every address of `host` that this machine has; all get the same port.
+fn bind_tcp(host: &str, port: u16) -> io::Result<(Vec<TcpListener>, u16)> {
+    // One IPv6 socket takes IPv4 too, unless the machine has no IPv6 or keeps them apart.
+    let addresses: Vec<SocketAddr> = if host.is_empty() {
+        vec![(std::net::Ipv6Addr::UNSPECIFIED, port).into(), (std::net::Ipv4Addr::UNSPECIFIED, port).into()]
+    } else {
+        (host, port).to_socket_addrs()?.collect()
+    };
+    let mut listeners: Vec<TcpListener> = Vec::new();
+    let mut bound_port = port;
+    let mut error = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+    for mut address in addresses {
+        address.set_port(bound_port);
+        match TcpListener::bind(address) {
+            Ok(listener) => {
+                bound_port = listener.local_addr()?.port();
+                listeners.push(listener);
+            }
+            Err(why) if listeners.is_empty() => error = why,
+            Err(_) => {}
+        }
+    }
+    if listeners.is_empty() { Err(error) } else { Ok((listeners, bound_port)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpStream;
+
+    fn open(text: &str) -> io::Result<Listening> {
+        Listening::open(&text.parse().unwrap())
+    }
+
+    #[test]
+    fn a_unix_socket_is_gone_when_it_is_dropped() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let listening = open(&format!("unix:{}", path.display())).unwrap();
+        assert!(UnixStream::connect(&path).is_ok());
+        drop(listening);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_dead_socket_is_replaced_and_a_live_one_or_a_file_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let address = format!("unix:{}", path.display());
+        drop(UnixListener::bind(&path).unwrap());
+        let live = open(&address).unwrap();
+        assert_eq!(open(&address).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        drop(live);
+        std::fs::write(&path, "data").unwrap();
+        assert_eq!(open(&address).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(std::fs::read(&path).unwrap(), b"data");
+    }
+
+    #[test]
+    fn port_0_becomes_the_port_that_was_given() {
+        let listening = open("tcp:127.0.0.1:0").unwrap();
+        let NbdAddress::Tcp { host, port } = &listening.address else { panic!() };
+        assert_eq!(host, "127.0.0.1");
+        assert!(TcpStream::connect(("127.0.0.1", *port)).is_ok());
+        assert!(open(&format!("tcp:127.0.0.1:{port}")).is_err());
+    }
+
+    #[test]
+    fn no_host_is_every_address_of_this_machine() {
+        let listening = open("tcp::0").unwrap();
+        let NbdAddress::Tcp { port, .. } = listening.address else { panic!() };
+        assert!(TcpStream::connect(("127.0.0.1", port)).is_ok());
+    }
+
+    #[test]
+    fn an_inherited_socket_says_where_it_listens() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let listening = Listening::inherited(Socket::Tcp(listener)).unwrap();
+        assert_eq!(listening.address.to_string(), format!("tcp:127.0.0.1:{port}"));
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        drop(Listening::inherited(Socket::Unix(UnixListener::bind(&path).unwrap())).unwrap());
+        assert!(path.exists());
+    }
+}
