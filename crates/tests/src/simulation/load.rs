@@ -108,7 +108,8 @@ fn allocate(len: u32, count: u64, rng: &mut Rng, ring: &mut SimRing) -> Option<(
     let (mut memory, mut segments, mut left) = (Vec::new(), Vec::new(), len);
     for number in 0..count {
         let others = (count - number - 1) as u32;
-        let unit = if rng.chance(300) { 4 } else { 512 };
+        // Many odd pieces would be written in several steps, and a power cut between them tears a sector.
+        let unit = if count <= 8 && rng.chance(300) { 4 } else { 512 };
         let most = left.saturating_sub(others * 512) / unit;
         let piece = if others == 0 || most == 0 { left } else { rng.between(1, most.into()) as u32 * unit };
         if piece == 0 {

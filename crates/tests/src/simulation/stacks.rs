@@ -75,7 +75,7 @@ impl Setup {
             sectors: Sectors(rng.between(8, 128) * 8),
             queues: rng.between(1, 2) as u16,
             depth: *rng.pick(&[1, 2, 8, 32]),
-            segments_per_tag: *rng.pick(&[1, 2, 8]),
+            segments_per_tag: *rng.pick(&[1, 2, 8, 100]),
             timeout_ns: rng.chance(300).then(|| rng.between(1_000_000, 400_000_000)),
             faults: Faults::NONE,
             durable: scenario.breakage.is_some() || !rng.chance(300),
@@ -109,9 +109,11 @@ impl Setup {
             1 => Part::Jam { chance: rng.between(20, 400) as u32, below: below(self, rng, len) },
             2 => {
                 self.can_fail = true;
-                Part::Flaky { chance: rng.between(5, 100) as u32, below: below(self, rng, len) }
+                // Now and then almost nothing gets through, so that who tries often runs out of hops.
+                let most = *rng.pick(&[30, 100, 100, 900]);
+                Part::Flaky { chance: rng.between(5, most) as u32, below: below(self, rng, len) }
             }
-            3 => Part::Retry { times: rng.between(1, 3) as u32, below: below(self, rng, len) },
+            3 => Part::Retry { times: *rng.pick(&[1, 2, 3, 200]), below: below(self, rng, len) },
             4 => {
                 let by = Bytes(rng.between(0, 64) << 9);
                 Part::Shift { by, below: below(self, rng, len + by) }
