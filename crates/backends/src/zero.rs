@@ -8,7 +8,9 @@ use crate::ram::Memory;
 use crate::{Backend, Fact, Features};
 use block::{Bytes, Cookie, Data, Extent, Flags, Op, Region, Request, Segment, Status};
 use queue::{Cx, Node, Ring, Verdict};
+use ring::ForeignMemory;
 use std::io;
+use std::sync::Arc;
 
 /// The shared part: a size.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +47,6 @@ impl Backend for Zero {
 /// Zeroes to lend. Register its memory with each ring whose nodes shall lend rather than fill.
 #[derive(Debug)]
 pub struct ZeroPages {
-    #[expect(dead_code, reason = "keeps the mapping")]
     memory: Memory,
 }
 
@@ -59,6 +60,11 @@ impl ZeroPages {
     /// What `mmap` said.
     pub fn new() -> io::Result<ZeroPages> {
         Ok(ZeroPages { memory: Memory::map(Self::LEN.0 as usize, false)? })
+    }
+
+    /// Its memory, for a ring to register.
+    pub fn memory(self: &Arc<ZeroPages>) -> ForeignMemory {
+        self.memory.lend(self.clone())
     }
 }
 

@@ -7,8 +7,11 @@
 //! *Invariant:* every access is checked against the mapping's length.
 #![allow(unsafe_code)]
 
+use ring::ForeignMemory;
+use std::any::Any;
 use std::io;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// What `madvise` works on. The kernel's pages are 4 KiB on x86-64; where they are larger, releasing
 /// fails and zeroes are written instead.
@@ -47,6 +50,14 @@ impl Memory {
         // SAFETY: the range is the mapping just made. A kernel without huge pages refuses: no harm.
         unsafe { libc::madvise(memory.base.as_ptr().cast(), len, advice) };
         Ok(memory)
+    }
+
+    /// What a ring needs to know of it in order to send from it. `keep` owns it: while anyone holds that,
+    /// the mapping stays.
+    pub(crate) fn lend(&self, keep: Arc<dyn Any + Send + Sync>) -> ForeignMemory {
+        // SAFETY: the mapping is page-aligned, `len` bytes long, and unmapped only when `keep` drops it.
+        // A ring looks at it by handing it to the kernel only.
+        unsafe { ForeignMemory::new(self.base, self.len, keep) }
     }
 
     pub(crate) fn len(&self) -> usize {

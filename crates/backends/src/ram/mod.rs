@@ -21,6 +21,7 @@ use block::{Bytes, Cookie, Data, Extent, Flags, Op, Region, Request, Segment, St
 use memory::PAGE;
 use pages::{Pages, touched, whole};
 use queue::{Cx, Node, NodeId, Ring, Verdict};
+use ring::ForeignMemory;
 use std::io;
 use std::sync::Arc;
 
@@ -77,6 +78,11 @@ impl Ram {
     /// Memory that it takes now, not counting 32 KiB of bookkeeping for each GiB of its size.
     pub fn allocated(&self) -> Bytes {
         Bytes(self.pages.populated() * PAGE as u64)
+    }
+
+    /// Its memory, for a ring to register.
+    pub fn memory(self: &Arc<Ram>) -> ForeignMemory {
+        self.memory.lend(self.clone())
     }
 
     /// The node of one hardware queue. `region`: what the queue's ring calls this disk's memory, if it was

@@ -344,7 +344,12 @@ impl Front {
         let memory = Memory::Own(turn.ring.allocate(room).ok_or(Wait::Room)?);
         let mut req = BlockRequest::new(Op::Extents, Bytes(query.offset), Bytes(query.len));
         req.data = memory.data();
-        self.enter(index, Pdu { request: *request, query: Some(query), memory, stage: Stage::Only }, req, turn)
+        self.enter(
+            index,
+            Pdu { request: *request, query: Some(query), memory, stage: Stage::Only },
+            req,
+            turn,
+        )
     }
 
     /// Give a request a tag and start it. Without a tag, memory that was made for it is given back.

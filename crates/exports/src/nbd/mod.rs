@@ -121,13 +121,7 @@ pub struct Turn<'a> {
 impl Front {
     /// Serve connections to the device behind this queue, which has `depth` tags. Their number is kept
     /// in `connections`.
-    pub fn open_lane(
-        &mut self,
-        queue: QueueId,
-        depth: u16,
-        facts: DeviceFacts,
-        connections: Arc<AtomicU32>,
-    ) {
+    pub fn open_lane(&mut self, queue: QueueId, depth: u16, facts: DeviceFacts, connections: Arc<AtomicU32>) {
         let index = usize::from(queue.0);
         if self.lanes.len() <= index {
             self.lanes.resize_with(index + 1, || None);
@@ -327,7 +321,9 @@ impl Front {
     }
 
     fn forget(&mut self, index: u32) {
-        let Some(connection) = self.connections.get_mut(index as usize).and_then(Option::take) else { return };
+        let Some(connection) = self.connections.get_mut(index as usize).and_then(Option::take) else {
+            return;
+        };
         self.starved.retain(|&waiting| waiting != index);
         self.dirty.retain(|&waiting| waiting != index);
         self.count_connection(connection.queue, -1);

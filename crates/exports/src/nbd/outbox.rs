@@ -87,7 +87,9 @@ impl Outbox {
         batch.used += header.len() as u32;
         match batch.pieces.last_mut() {
             // Replies without data lie one behind the other: one piece.
-            Some(last) if last.region == place.region && last.offset + u64::from(last.len) == place.offset => {
+            Some(last)
+                if last.region == place.region && last.offset + u64::from(last.len) == place.offset =>
+            {
                 last.len += place.len;
             }
             _ => batch.pieces.push(place),
