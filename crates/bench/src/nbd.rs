@@ -118,6 +118,7 @@ fn run(options: &Options) -> Result<()> {
 }
 
 fn measure(options: &Options, site: &Site) -> Result<(Vec<Series>, Vec<facts::Facts>)> {
+    announce(options);
     let data = site.tmpfs.join("data");
     fill(&data, site.size, options.seed)?;
     let (mut series, mut facts) = (Vec::new(), Vec::new());
@@ -137,6 +138,16 @@ fn measure(options: &Options, site: &Site) -> Result<(Vec<Series>, Vec<facts::Fa
     }
     progress("");
     Ok((series, facts))
+}
+
+/// Says how long this will take: rounds of the given length, half a second around each, and what the facts need.
+fn announce(options: &Options) {
+    const FACTS_SECONDS: f64 = 14.0;
+    let pairs = |storage: &Storage| options.servers.iter().filter(|kind| kind.serves(*storage)).count();
+    let servers: usize = options.storages.iter().map(pairs).sum();
+    let rounds = (options.rounds * options.jobs.len()) as f64 * (options.seconds + 0.5);
+    let facts = if options.with_facts { FACTS_SECONDS } else { 0.0 };
+    eprintln!("about {:.0} minutes", (servers as f64 * (rounds + facts) / 60.0).ceil());
 }
 
 /// All rounds over one storage.

@@ -71,7 +71,8 @@ impl Kind {
             (Self::Blockyard, _) => true,
             (Self::Nbdkit, storage) => storage != Storage::DiskDirect,
             (Self::QemuThreads | Self::QemuUring, storage) => storage != Storage::Ram,
-            (Self::Floor, storage) => storage == Storage::Ram,
+            // It answers from memory whatever the others lie on: the measure beside a file in memory too.
+            (Self::Floor, storage) => matches!(storage, Storage::Ram | Storage::Tmpfs),
         }
     }
 }
@@ -123,7 +124,7 @@ impl Server {
         let _ = std::fs::remove_file(&socket);
         let mut files = vec![socket.clone()];
         let mut image = PathBuf::new();
-        if storage != Storage::Ram {
+        if storage != Storage::Ram && kind != Kind::Floor {
             let folder = if storage == Storage::Tmpfs { &site.tmpfs } else { &site.disk };
             image = folder.join(format!("{}.img", kind.name()));
             File::create(&image).and_then(|file| file.set_len(site.size)).map_err(Error::at(&image))?;
