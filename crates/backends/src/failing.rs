@@ -1,7 +1,7 @@
 //! `error:`, a device on which every request fails, as dm-error does. For tests of what stands above it.
 
 use crate::{Backend, Fact, Features};
-use block::{Bytes, Cookie, Request, Status};
+use block::{Bytes, Cookie, QueueLimits, Request, Status};
 use queue::{Cx, Node, Ring, Verdict};
 
 /// The shared part: a size, and nothing behind it.
@@ -30,6 +30,10 @@ impl Backend for Failing {
     /// It is asked for everything, so that everything can be seen to fail.
     fn features(&self) -> Features {
         Features::MEMORY
+    }
+
+    fn limits(&self) -> QueueLimits {
+        crate::memory_limits()
     }
 
     fn describe(&self) -> Vec<Fact> {

@@ -19,7 +19,6 @@
 #![deny(unsafe_code)]
 
 mod failing;
-#[cfg(test)]
 mod file;
 mod null;
 mod pieces;
@@ -29,11 +28,12 @@ mod testing;
 mod zero;
 
 pub use failing::{Failing, FailingNode};
+pub use file::{Alignment, Direct, Facts, File, FileNode, FileSpec, OpenError, Shared};
 pub use null::{Completion, CompletionError, IrqMode, Null, NullNode, NullSpec};
 pub use ram::{Ram, RamError, RamNode, RamSpec};
 pub use zero::{Zero, ZeroNode, ZeroPages};
 
-use block::Bytes;
+use block::{Bytes, QueueLimits, Sectors, UNLIMITED_BYTES};
 
 /// One line of what `show` says about a device: a name and its value.
 pub type Fact = (&'static str, String);
@@ -80,6 +80,58 @@ pub trait Backend: Send + Sync {
     /// What it can do.
     fn features(&self) -> Features;
 
+    /// What it can take, validated.
+    fn limits(&self) -> QueueLimits;
+
     /// What `show` says about it, in order.
     fn describe(&self) -> Vec<Fact>;
+}
+
+/// The most in one request: what a ring gives for one buffer.
+const REQUEST_MAX: Bytes = Bytes::mib(32);
+/// The most in one discard or write zeroes: the kernel's for files, `UINT_MAX >> 9` sectors.
+const CLEAR_MAX: Sectors = Sectors(u32::MAX as u64 >> 9);
+
+/// What all backends take: requests of any number of pieces of any length.
+fn base_limits() -> QueueLimits {
+    QueueLimits {
+        max_hw_sectors: REQUEST_MAX.sectors(),
+        // The kernel would cap it at 4 MiB for a driver's sake; nothing here is slow to start at 32.
+        max_user_sectors: REQUEST_MAX.sectors(),
+        max_segments: u16::MAX,
+        max_segment_size: UNLIMITED_BYTES,
+        // The kernel's own default for memory that any processor can reach.
+        dma_alignment: 3,
+        max_write_zeroes_sectors: CLEAR_MAX,
+        max_hw_wzeroes_unmap_sectors: CLEAR_MAX,
+        ..QueueLimits::default()
+    }
+}
+
+/// What memory takes, and what does as if. Like brd: blocks of a sector on pages, nothing to flush.
+fn memory_limits() -> QueueLimits {
+    let mut limits = QueueLimits {
+        features: block::Features::SYNCHRONOUS.with(block::Features::NOWAIT),
+        physical_block_size: Bytes(4096),
+        max_hw_discard_sectors: CLEAR_MAX,
+        discard_granularity: Bytes(4096),
+        ..base_limits()
+    };
+    let checked = limits.validate();
+    debug_assert_eq!(checked, Ok(()));
+    limits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_takes_large_requests_and_whole_discards() {
+        let limits = memory_limits();
+        assert_eq!(limits.max_sectors, Sectors(65536));
+        assert_eq!(limits.max_discard_sectors, CLEAR_MAX);
+        assert_eq!(limits.max_wzeroes_unmap_sectors, CLEAR_MAX);
+        assert_eq!((limits.logical_block_size, limits.physical_block_size), (Bytes(512), Bytes(4096)));
+    }
 }

@@ -8,7 +8,7 @@
 use crate::ram::{Ram, RamError, RamNode, RamSpec};
 use crate::zero::{Zero, ZeroNode};
 use crate::{Backend, Fact, Features};
-use block::{Bytes, Cookie, Region, Request, Status};
+use block::{Bytes, Cookie, QueueLimits, Region, Request, Status};
 use queue::{Cx, Node, NodeId, Ring, Verdict};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -143,6 +143,10 @@ impl Backend for Null {
 
     fn features(&self) -> Features {
         Features::MEMORY
+    }
+
+    fn limits(&self) -> QueueLimits {
+        crate::memory_limits()
     }
 
     fn describe(&self) -> Vec<Fact> {

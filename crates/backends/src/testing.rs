@@ -3,8 +3,6 @@
 //! Time is virtual: it moves to the next timer when nothing else is left to do. Operations are done when
 //! they are reaped, with `std`, unless `faults` says how they end instead.
 
-#![allow(dead_code)]
-
 use block::{Bytes, Cookie, Data, Extent, Flags, Op, Region, Request, Segment, Status};
 use queue::{
     FileId, FileOp, IoId, Nanos, Node, Owner, Patience, Queue, QueueConfig, QueueId, Ring, RingFull, Stack,
@@ -46,8 +44,8 @@ pub(crate) struct TestRing {
     pub(crate) asked: Vec<Asked>,
     /// Refuse to start anything, once for each.
     pub(crate) full: usize,
-    /// Runs when a read is about to be done.
-    pub(crate) before_read: Option<Box<dyn FnMut()>>,
+    /// What is done in place takes 5 ms.
+    pub(crate) slow: bool,
 }
 
 impl TestRing {
@@ -82,9 +80,6 @@ impl TestRing {
         let total = data.iter().map(|s| s.len as usize).sum::<usize>().min(most);
         match op {
             FileOp::Read { offset } => {
-                if let Some(before) = &mut self.before_read {
-                    before();
-                }
                 let mut buffer = Aligned::new(total);
                 let count = file.read_at(buffer.bytes(), offset)?;
                 let mut done = 0;
@@ -167,6 +162,9 @@ impl Ring for TestRing {
             return None;
         }
         self.asked.push(Asked { op, now: true });
+        if self.slow {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
         Some(self.perform(file, op, data))
     }
 
@@ -214,7 +212,7 @@ impl Harness {
             cold: false,
             asked: Vec::new(),
             full: 0,
-            before_read: None,
+            slow: false,
         };
         Harness { ring, queue: Queue::new(config, stack).unwrap() }
     }

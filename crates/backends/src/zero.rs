@@ -6,7 +6,7 @@
 use crate::pieces::{fill_zeroes, one_extent};
 use crate::ram::Memory;
 use crate::{Backend, Fact, Features};
-use block::{Bytes, Cookie, Data, Extent, Flags, Op, Region, Request, Segment, Status};
+use block::{Bytes, Cookie, Data, Extent, Flags, Op, QueueLimits, Region, Request, Segment, Status};
 use queue::{Cx, Node, Ring, Verdict};
 use ring::ForeignMemory;
 use std::io;
@@ -37,6 +37,10 @@ impl Backend for Zero {
 
     fn features(&self) -> Features {
         Features::MEMORY
+    }
+
+    fn limits(&self) -> QueueLimits {
+        crate::memory_limits()
     }
 
     fn describe(&self) -> Vec<Fact> {

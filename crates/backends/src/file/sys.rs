@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 
 fn answer(result: i64) -> io::Result<i64> {
@@ -10,6 +11,7 @@ fn answer(result: i64) -> io::Result<i64> {
 }
 
 /// `fallocate`.
+#[cfg(test)]
 pub(crate) fn allocate(file: &File, mode: i32, offset: u64, len: u64) -> io::Result<()> {
     // SAFETY: plain numbers and a descriptor that is open.
     let result = unsafe { libc::fallocate(file.as_raw_fd(), mode, offset as i64, len as i64) };
@@ -22,4 +24,98 @@ pub(crate) fn seek(file: &File, offset: u64, hole: bool) -> io::Result<u64> {
     let whence = if hole { libc::SEEK_HOLE } else { libc::SEEK_DATA };
     // SAFETY: as above.
     answer(unsafe { libc::lseek(file.as_raw_fd(), offset as i64, whence) }).map(|at| at as u64)
+}
+
+/// What `statx` says of direct I/O: alignment of memory, and of offset and length. `None`: it does not say.
+/// Two zeroes: there is no direct I/O.
+pub(super) fn direct_alignment(file: &File) -> Option<(u32, u32)> {
+    let mut stat = MaybeUninit::<libc::statx>::zeroed();
+    // SAFETY: an empty path with AT_EMPTY_PATH names the descriptor; `stat` is as large as the kernel fills.
+    let result = unsafe {
+        libc::statx(
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            libc::STATX_DIOALIGN,
+            stat.as_mut_ptr(),
+        )
+    };
+    // SAFETY: all of it was zeroed, and zero is a value of every field.
+    let stat = unsafe { stat.assume_init() };
+    (result == 0 && stat.stx_mask & libc::STATX_DIOALIGN != 0)
+        .then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align))
+}
+
+/// The file system's magic number and its block size.
+pub(super) fn file_system(file: &File) -> io::Result<(u32, u32)> {
+    let mut stat = MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: `stat` is as large as the kernel fills.
+    answer(unsafe { libc::fstatfs(file.as_raw_fd(), stat.as_mut_ptr()) }.into())?;
+    // SAFETY: all of it was zeroed, and zero is a value of every field.
+    let stat = unsafe { stat.assume_init() };
+    Ok((stat.f_type as u32, stat.f_bsize as u32))
+}
+
+/// Read and write past the page cache from now on. `EINVAL`: the file system cannot.
+pub(super) fn set_direct(file: &File) -> io::Result<()> {
+    let fd = file.as_raw_fd();
+    // SAFETY: plain numbers and a descriptor that is open.
+    let flags = answer(unsafe { libc::fcntl(fd, libc::F_GETFL) }.into())? as i32;
+    // SAFETY: as above.
+    answer(unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_DIRECT) }.into()).map(drop)
+}
+
+/// Whether the file system reads without waiting when asked to.
+pub(super) fn reads_without_waiting(file: &File) -> bool {
+    let mut byte = 0u8;
+    let piece = libc::iovec { iov_base: std::ptr::from_mut(&mut byte).cast(), iov_len: 1 };
+    // SAFETY: one piece of one byte, which lives until the call returns.
+    let result = unsafe { libc::preadv2(file.as_raw_fd(), &piece, 1, 0, libc::RWF_NOWAIT) };
+    result >= 0 || io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN)
+}
+
+fn byte_lock(kind: i32, at: i64) -> libc::flock {
+    // SAFETY: a struct of numbers, for all of which zero is a value; OFD locks demand `l_pid` 0.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as i16;
+    lock.l_whence = libc::SEEK_SET as i16;
+    lock.l_start = at;
+    lock.l_len = 1;
+    lock
+}
+
+/// Hold one byte of the file in common with others, until the file is closed.
+pub(super) fn hold_byte(file: &File, at: i64) -> io::Result<()> {
+    let lock = byte_lock(libc::F_RDLCK, at);
+    // SAFETY: `lock` lives until the call returns.
+    answer(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) }.into()).map(drop)
+}
+
+/// Whether someone else holds that byte.
+pub(super) fn byte_is_held(file: &File, at: i64) -> io::Result<bool> {
+    let mut lock = byte_lock(libc::F_WRLCK, at);
+    // SAFETY: as above; the kernel fills it in.
+    answer(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) }.into())?;
+    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+}
+
+const BLKSSZGET: u64 = 0x1268;
+const BLKPBSZGET: u64 = 0x127b;
+const BLKROGET: u64 = 0x125e;
+
+fn block_ioctl(file: &File, request: u64) -> io::Result<u32> {
+    let mut value: libc::c_int = 0;
+    // SAFETY: these requests fill one int (include/uapi/linux/fs.h).
+    answer(unsafe { libc::ioctl(file.as_raw_fd(), request as _, &mut value) }.into())?;
+    Ok(value as u32)
+}
+
+/// Logical and physical block size of a block device.
+pub(super) fn block_sizes(file: &File) -> io::Result<(u32, u32)> {
+    Ok((block_ioctl(file, BLKSSZGET)?, block_ioctl(file, BLKPBSZGET)?))
+}
+
+/// Whether a block device refuses writes.
+pub(super) fn is_read_only_device(file: &File) -> io::Result<bool> {
+    Ok(block_ioctl(file, BLKROGET)? != 0)
 }

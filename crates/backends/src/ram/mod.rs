@@ -17,7 +17,7 @@ pub(crate) use memory::Memory;
 
 use crate::pieces::{Records, each_piece};
 use crate::{Backend, Fact, Features};
-use block::{Bytes, Cookie, Data, Extent, Flags, Op, Region, Request, Segment, Status};
+use block::{Bytes, Cookie, Data, Extent, Flags, Op, QueueLimits, Region, Request, Segment, Status};
 use memory::PAGE;
 use pages::{Pages, touched, whole};
 use queue::{Cx, Node, NodeId, Ring, Verdict};
@@ -165,6 +165,10 @@ impl Backend for Ram {
 
     fn features(&self) -> Features {
         Features::MEMORY
+    }
+
+    fn limits(&self) -> QueueLimits {
+        crate::memory_limits()
     }
 
     fn describe(&self) -> Vec<Fact> {

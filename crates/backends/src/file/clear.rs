@@ -1,0 +1,83 @@
+//! Discard and write zeroes: by `fallocate`, and where the file system refuses, by writing zeroes.
+//!
+//! A refusal is remembered for all queues. Discard then is not supported any more, as in the kernel's loop
+//! driver (LOOP-10). Write zeroes goes on by writing, unless it was to be fast or not at all.
+
+use super::node::{FileNode, Phase, ZEROES_LEN};
+use block::{Cookie, Data, Flags, Op, Request, Status};
+use queue::{Cx, FileOp, Patience, Ring, Verdict};
+use std::sync::atomic::Ordering::Relaxed;
+
+const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+
+impl FileNode {
+    /// A discard or write zeroes arrives, or its first way failed.
+    pub(super) fn clear<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
+        let facts = self.shared.facts;
+        let aligned = ((facts.start.0 + req.offset.0) | req.len.0).is_multiple_of(facts.block.into());
+        if facts.block_device && !aligned && req.op == Op::Discard {
+            // Less than a block cannot be given back, and need not be.
+            return Verdict::Up(Status::Ok);
+        }
+        let Some(mode) = self.mode(req).filter(|_| aligned || !facts.block_device) else {
+            return self.without_allocate(io, req, cx);
+        };
+        let op = FileOp::Allocate { mode, offset: facts.start.0 + req.offset.0, len: req.len.0 };
+        if facts.memory {
+            if let Some(result) = cx.try_now(self.file, op, Data::NONE, 0, Patience::Unbounded) {
+                return self.cleared(io, req, result, cx);
+            }
+        } else if req.flags.has(Flags::NOWAIT) {
+            return Verdict::Up(Status::Again);
+        }
+        self.start(io, Phase::Allocate, op, Data::NONE, 0, cx)
+    }
+
+    /// How `fallocate` does it; `None`: it was seen not to, or not well enough.
+    fn mode(&self, req: &Request) -> Option<i32> {
+        let punch = (!self.shared.no_punch.load(Relaxed)).then_some(PUNCH);
+        // A block device zeroes a range by writing where it knows nothing better: that is not fast.
+        let slow = self.shared.facts.block_device && req.flags.has(Flags::FAST_ZERO);
+        let zero = (!slow && !self.shared.no_zero_range.load(Relaxed)).then_some(ZERO);
+        match req.op {
+            Op::Discard => punch,
+            _ if req.flags.has(Flags::NO_UNMAP) => zero,
+            _ => punch.or(zero),
+        }
+    }
+
+    /// `fallocate` is over.
+    pub(super) fn cleared<R: Ring>(
+        &mut self,
+        io: Cookie,
+        req: &Request,
+        result: i64,
+        cx: &mut Cx<'_, R>,
+    ) -> Verdict {
+        match i32::try_from(-result).unwrap_or(libc::EIO) {
+            0 => self.make_durable(io, req, cx),
+            libc::EOPNOTSUPP | libc::ENOSYS => {
+                match self.mode(req) {
+                    Some(PUNCH) => self.shared.no_punch.store(true, Relaxed),
+                    _ => self.shared.no_zero_range.store(true, Relaxed),
+                }
+                self.clear(io, req, cx)
+            }
+            _ => self.failed(req, result),
+        }
+    }
+
+    /// By writing, if that will do.
+    fn without_allocate<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
+        if req.op == Op::Discard || req.flags.has(Flags::FAST_ZERO) {
+            return Verdict::Up(Status::NotSupported);
+        }
+        if !self.slot(io).is_zeroing() {
+            let Some(zeroes) = cx.ring.allocate(ZEROES_LEN) else { return Verdict::Busy };
+            cx.ring.bytes_mut(zeroes).fill(0);
+            self.slot(io).zeroes = zeroes;
+        }
+        self.transfer(io, req, cx)
+    }
+}

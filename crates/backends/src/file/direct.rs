@@ -1,0 +1,178 @@
+//! Direct I/O on what is not aligned: through a window of whole blocks in aligned memory.
+//!
+//! A request is cut into windows of at most 1 MiB. A read reads the window and copies out of it. A write
+//! that covers its window copies in and writes; one that covers a part of a block claims to be the file's
+//! only write, reads the window, copies in, and writes it back.
+
+use super::facts::{Alignment, Claim};
+use super::node::{FileNode, Phase};
+use crate::pieces::each_piece;
+use block::{Bytes, Cookie, Data, Flags, Op, Request, Segment, Status};
+use queue::{Cx, FileOp, Ring, Verdict};
+
+/// Bytes of a request that one window serves.
+const WINDOW: u64 = 1 << 20;
+/// Copied at a time between two pieces of the ring's memory.
+const CHUNK: usize = 4096;
+
+impl FileNode {
+    /// Begin the next window of a request.
+    pub(super) fn start_window<R: Ring>(
+        &mut self,
+        io: Cookie,
+        req: &Request,
+        alignment: Alignment,
+        cx: &mut Cx<'_, R>,
+    ) -> Verdict {
+        if req.flags.has(Flags::NOWAIT) {
+            return Verdict::Up(Status::Again);
+        }
+        let block = u64::from(alignment.offset);
+        let start = req.offset.0 + self.slot(io).done;
+        let end = req.end().0.min(start + WINDOW);
+        let end = if end == req.end().0 { end } else { Bytes(end).align_down(block).0 };
+        let window = (Bytes(start).align_down(block).0, end.next_multiple_of(block));
+        let partial = window != (start, end);
+        let key = self.key(io);
+        if req.op != Op::Read && partial {
+            match self.shared.claim(key) {
+                Claim::Refused => return Verdict::Busy,
+                claim => {
+                    self.slot(io).claimed = true;
+                    if claim == Claim::Waiting {
+                        return Verdict::Busy;
+                    }
+                }
+            }
+        }
+        if self.slot(io).bounce.len == 0 {
+            let Some(memory) = cx.ring.allocate((WINDOW + 2 * block) as u32) else { return Verdict::Busy };
+            self.slot(io).bounce = memory;
+        }
+        let slot = self.slot(io);
+        slot.window = window;
+        slot.window_done = 0;
+        if req.op == Op::Read || partial {
+            return self.window_step(io, req, Phase::WindowRead, cx);
+        }
+        self.copy_in(io, req, cx);
+        self.window_step(io, req, Phase::WindowWrite, cx)
+    }
+
+    /// Start reading or writing what is left of the window.
+    fn window_step<R: Ring>(
+        &mut self,
+        io: Cookie,
+        req: &Request,
+        phase: Phase,
+        cx: &mut Cx<'_, R>,
+    ) -> Verdict {
+        let facts = self.shared.facts;
+        let slot = self.slot(io);
+        let left = slot.window.1 - slot.window.0 - slot.window_done;
+        let memory = slot.bounce.slice(slot.window_done as u32, left as u32);
+        let offset = facts.start.0 + slot.window.0 + slot.window_done;
+        let durable = req.flags.has(Flags::FUA) && !slot.is_zeroing();
+        let op = match phase {
+            Phase::WindowRead => FileOp::Read { offset },
+            _ => FileOp::Write { offset, durable },
+        };
+        self.start(io, phase, op, Data::One(memory), left, cx)
+    }
+
+    /// The ring moved a part of the window, or all of it.
+    pub(super) fn window_moved<R: Ring>(
+        &mut self,
+        io: Cookie,
+        req: &Request,
+        result: i64,
+        cx: &mut Cx<'_, R>,
+    ) -> Verdict {
+        if result < 0 {
+            return self.failed(req, result);
+        }
+        let block = self.shared.facts.direct.map_or(1, |alignment| u64::from(alignment.offset));
+        let slot = self.slot(io);
+        slot.window_done += result as u64;
+        let phase = slot.phase;
+        let len = slot.window.1 - slot.window.0;
+        let at_end = slot.window_done < len && (result == 0 || !slot.window_done.is_multiple_of(block));
+        if slot.window_done < len && !at_end {
+            return self.window_step(io, req, phase, cx);
+        }
+        match phase {
+            Phase::WindowRead if req.op == Op::Read => {
+                self.copy_out(io, req, cx);
+                let done = self.slot(io).done;
+                if at_end && done < req.len.0 {
+                    return self.ended_early(req, done, cx);
+                }
+                self.transfer(io, req, cx)
+            }
+            Phase::WindowRead => {
+                // Past the end of a file that shrank there is nothing to keep.
+                let missing = slot.bounce.slice(slot.window_done as u32, (len - slot.window_done) as u32);
+                slot.window_done = 0;
+                cx.ring.bytes_mut(missing).fill(0);
+                self.copy_in(io, req, cx);
+                self.window_step(io, req, Phase::WindowWrite, cx)
+            }
+            _ if at_end => Verdict::Up(Status::IoError),
+            _ => {
+                let slot = self.slot(io);
+                slot.done = (slot.window.1 - req.offset.0).min(req.len.0);
+                self.transfer(io, req, cx)
+            }
+        }
+    }
+
+    /// Where the request's next bytes lie in the window, and how many of them.
+    fn overlap(&mut self, io: Cookie, req: &Request) -> (u64, u64) {
+        let slot = self.slot(io);
+        let start = req.offset.0 + slot.done;
+        (start - slot.window.0, slot.window.1.min(req.end().0) - start)
+    }
+
+    /// Copy the request's bytes into the window.
+    fn copy_in<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) {
+        let (skip, len) = self.overlap(io, req);
+        let slot = self.slot(io);
+        let into = slot.bounce.slice(skip as u32, len as u32);
+        if slot.is_zeroing() {
+            return cx.ring.bytes_mut(into).fill(0);
+        }
+        let data = cx.advance(req.data, slot.done);
+        each_piece(cx, data, len, |ring, piece, done| {
+            copy(ring, piece, into.slice(done as u32, piece.len));
+        });
+    }
+
+    /// Copy what was read of the window out to the request's memory, and count it as done.
+    fn copy_out<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) {
+        let (skip, len) = self.overlap(io, req);
+        let slot = self.slot(io);
+        let len = len.min(slot.window_done.saturating_sub(skip));
+        let data = cx.advance(req.data, slot.done);
+        slot.done += len;
+        if len == 0 {
+            return;
+        }
+        let from = slot.bounce.slice(skip as u32, len as u32);
+        each_piece(cx, data, len, |ring, piece, done| {
+            copy(ring, from.slice(done as u32, piece.len), piece);
+        });
+    }
+}
+
+/// Copy between two pieces of the ring's memory, of which only one can be looked at at a time.
+fn copy<R: Ring>(ring: &mut R, from: Segment, into: Segment) {
+    let mut chunk = [0; CHUNK];
+    let mut done = 0;
+    while done < from.len {
+        let len = (from.len - done).min(CHUNK as u32);
+        let chunk = &mut chunk[..len as usize];
+        chunk.copy_from_slice(ring.bytes(from.slice(done, len)));
+        ring.bytes_mut(into.slice(done, len)).copy_from_slice(chunk);
+        done += len;
+    }
+}

@@ -1,0 +1,166 @@
+//! What all queues of a file share: facts that stand from its opening, and a few that change.
+
+use block::Bytes;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What direct I/O needs: powers of two.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Alignment {
+    /// Of addresses in memory.
+    pub memory: u32,
+    /// Of offsets and lengths: not above the logical block size.
+    pub offset: u32,
+}
+
+/// What a node needs to know of its file. All of it stands while the file is open.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Facts {
+    /// Where in the file the device begins.
+    pub start: Bytes,
+    /// How long the device is.
+    pub size: Bytes,
+    /// Its logical block size.
+    pub block: u32,
+    /// Writes fail.
+    pub read_only: bool,
+    /// It is read and written past the page cache, aligned so. `None`: through it.
+    pub direct: Option<Alignment>,
+    /// The file is memory: nothing on it ever waits for a device, and there is nothing to flush.
+    pub memory: bool,
+    /// Cached reads can be told from those that would wait.
+    pub nowait_reads: bool,
+    /// Buffered writes can be told so as well.
+    pub nowait_writes: bool,
+    /// Buffered writes may be done in place while the clock shows that they return at once.
+    pub timed_writes: bool,
+    /// It is a block device.
+    pub block_device: bool,
+}
+
+/// How many writes one queue has under way: its own cache line, for it alone writes there.
+#[derive(Default, Debug)]
+#[repr(align(64))]
+pub(super) struct Gate {
+    writes: AtomicU32,
+}
+
+/// The shared part that nodes see.
+///
+/// A direct write that covers part of a block reads the block, changes it and writes it back. Meanwhile no
+/// other write of any queue may be under way, or it could be undone: see [`enter`](Shared::enter).
+#[derive(Debug)]
+pub struct Shared {
+    /// What stands.
+    pub(super) facts: Facts,
+    /// A flush failed: what was written may be lost, and the kernel will not say so twice.
+    flush_failed: AtomicBool,
+    /// The file system does not punch holes.
+    pub(super) no_punch: AtomicBool,
+    /// The file system does not zero ranges.
+    pub(super) no_zero_range: AtomicBool,
+    /// Who rewrites a block: its key; 0: nobody.
+    exclusive: AtomicU64,
+    gates: Mutex<Vec<Arc<Gate>>>,
+}
+
+impl Shared {
+    /// For nodes on a file with these facts.
+    pub fn new(facts: Facts) -> Arc<Shared> {
+        Arc::new(Shared {
+            facts,
+            flush_failed: AtomicBool::new(false),
+            no_punch: AtomicBool::new(false),
+            no_zero_range: AtomicBool::new(false),
+            exclusive: AtomicU64::new(0),
+            gates: Mutex::default(),
+        })
+    }
+
+    /// What stands.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// Whether a flush has failed. It stays so until the file is opened anew.
+    pub fn flush_failed(&self) -> bool {
+        self.flush_failed.load(Ordering::Acquire)
+    }
+
+    pub(super) fn fail_flushes(&self) {
+        self.flush_failed.store(true, Ordering::Release);
+    }
+
+    /// A gate for one more queue, and its number.
+    pub(super) fn add_gate(&self) -> (Arc<Gate>, u32) {
+        let mut gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
+        gates.push(Arc::default());
+        (Arc::clone(&gates[gates.len() - 1]), gates.len() as u32)
+    }
+
+    /// Begin a write through a queue's gate. `false`: someone else rewrites a block, try again later.
+    ///
+    /// Counting first and looking second, against setting `exclusive` first and summing second: of a write
+    /// and a rewrite that begin together, at least one sees the other.
+    pub(super) fn enter(&self, gate: &Gate, key: u64) -> bool {
+        gate.writes.fetch_add(1, Ordering::SeqCst);
+        let owner = self.exclusive.load(Ordering::SeqCst);
+        let free = owner == 0 || owner == key;
+        if !free {
+            self.leave(gate);
+        }
+        free
+    }
+
+    /// A write is over.
+    pub(super) fn leave(&self, gate: &Gate) {
+        gate.writes.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Ask to be the only write, from one that has entered. New writes are held off from now on.
+    pub(super) fn claim(&self, key: u64) -> Claim {
+        match self.exclusive.compare_exchange(0, key, Ordering::SeqCst, Ordering::SeqCst) {
+            Err(owner) if owner != key => return Claim::Refused,
+            _ => {}
+        }
+        let gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
+        let writes: u32 = gates.iter().map(|gate| gate.writes.load(Ordering::SeqCst)).sum();
+        if writes == 1 { Claim::Alone } else { Claim::Waiting }
+    }
+
+    /// Others may write again.
+    pub(super) fn disclaim(&self, key: u64) {
+        let _ = self.exclusive.compare_exchange(key, 0, Ordering::SeqCst, Ordering::SeqCst);
+    }
+}
+
+/// How a claim stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Claim {
+    /// It is the only write.
+    Alone,
+    /// It is next: others have to end first.
+    Waiting,
+    /// Someone else has it.
+    Refused,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::tests::buffered_facts;
+
+    #[test]
+    fn a_rewrite_waits_for_writes_of_all_queues_and_holds_off_new_ones() {
+        let shared = Shared::new(buffered_facts());
+        let ((one, _), (two, _)) = (shared.add_gate(), shared.add_gate());
+        assert!(shared.enter(&one, 1) && shared.enter(&two, 2));
+        assert_eq!(shared.claim(1), Claim::Waiting);
+        assert_eq!(shared.claim(2), Claim::Refused);
+        shared.leave(&two);
+        assert!(!shared.enter(&two, 2));
+        assert_eq!(shared.claim(1), Claim::Alone);
+        shared.disclaim(1);
+        assert!(shared.enter(&two, 2));
+    }
+}

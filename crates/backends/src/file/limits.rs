@@ -1,0 +1,94 @@
+//! What the disk under a file says of itself, in sysfs and by ioctl.
+
+use super::facts::Facts;
+use super::open::device_number;
+use super::sys;
+use crate::{CLEAR_MAX, base_limits};
+use block::{Bytes, Features, LimitsError, QueueLimits, Sectors};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The disk under a file: the block device itself, or the one that holds the file system.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Disk {
+    /// Its logical block size; 512 where it is not known.
+    pub(super) logical: u32,
+    /// Its physical block size.
+    pub(super) physical: u32,
+    /// The unit in which it gives space back: the file system's block for a regular file.
+    pub(super) discard_granularity: u32,
+    /// The most that it gives back at once; 0: it gives nothing back, as far as can be told beforehand.
+    pub(super) discard_max: Sectors,
+    /// Seeks cost.
+    pub(super) rotational: bool,
+}
+
+impl Disk {
+    pub(super) fn of(
+        handle: &fs::File,
+        meta: &fs::Metadata,
+        block_device: bool,
+        fs_block: u32,
+    ) -> io::Result<Disk> {
+        let queue = queue_directory(device_number(meta, block_device));
+        let number = |name: &str| queue.as_deref().and_then(|queue| read_number(queue, name));
+        let rotational = number("rotational") == Some(1);
+        if block_device {
+            let (logical, physical) = sys::block_sizes(handle)?;
+            let granularity = number("discard_granularity").unwrap_or(0);
+            return Ok(Disk {
+                logical,
+                physical,
+                discard_granularity: granularity as u32,
+                discard_max: Bytes(number("discard_max_bytes").unwrap_or(0)).sectors().min(CLEAR_MAX),
+                rotational,
+            });
+        }
+        let sane = |size: Option<u64>| size.filter(|size| (512..=65536).contains(size)).unwrap_or(512) as u32;
+        Ok(Disk {
+            logical: sane(number("logical_block_size")),
+            physical: sane(number("physical_block_size")),
+            discard_granularity: fs_block,
+            discard_max: CLEAR_MAX,
+            rotational,
+        })
+    }
+}
+
+/// What a file takes, by what it is and what lies under it.
+pub(super) fn limits(facts: &Facts, disk: &Disk) -> Result<QueueLimits, LimitsError> {
+    let block = Bytes(facts.block.into());
+    let mut features = Features::NOWAIT;
+    if facts.memory {
+        features = features.with(Features::SYNCHRONOUS);
+    } else if !facts.read_only {
+        features = features.with(Features::WRITE_CACHE).with(Features::FUA);
+    }
+    if disk.rotational {
+        features = features.with(Features::ROTATIONAL);
+    }
+    let granularity = u64::from(disk.discard_granularity).max(1);
+    let mut limits = QueueLimits {
+        features,
+        logical_block_size: block,
+        // Of a regular file as in the kernel's loop driver: the file system hides the disk's blocks.
+        physical_block_size: if facts.block_device { block.max(Bytes(disk.physical.into())) } else { block },
+        max_hw_discard_sectors: if facts.read_only { Sectors(0) } else { disk.discard_max },
+        discard_granularity: Bytes(granularity),
+        discard_alignment: Bytes((granularity - facts.start.0 % granularity) % granularity),
+        ..base_limits()
+    };
+    limits.validate()?;
+    Ok(limits)
+}
+
+/// The queue attributes of a device, or of the disk that it is a partition of.
+fn queue_directory((major, minor): (u32, u32)) -> Option<PathBuf> {
+    let device = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    [device.join("queue"), device.join("../queue")].into_iter().find(|path| path.is_dir())
+}
+
+fn read_number(directory: &Path, name: &str) -> Option<u64> {
+    fs::read_to_string(directory.join(name)).ok()?.trim().parse().ok()
+}

@@ -1,0 +1,82 @@
+//! Keeping two writers off one file.
+//!
+//! Regular files are locked byte by byte as QEMU locks its images (`block/file-posix.c`), so that we and
+//! any QEMU program keep off each other too. Byte 100 + n held: I do n. Byte 200 + n held: nobody else may
+//! do n. Whoever comes takes its own bytes first and then looks at those of the others, so of two that come
+//! together at least one sees the other. Nothing waits, and closing the file lets go.
+//!
+//! Block devices are claimed with `O_EXCL` when they are opened, which also keeps off mounts.
+
+use super::FileSpec;
+use super::spec::OpenError;
+use super::sys;
+use std::fs::File;
+use std::io;
+
+const DOES: i64 = 100;
+const DENIES: i64 = 200;
+const READ: i64 = 0;
+const WRITE: i64 = 1;
+const RESIZE: i64 = 3;
+
+/// Whether the file is locked, for `show`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Locked {
+    Yes,
+    Shared,
+    /// The file system has no locks.
+    Impossible,
+}
+
+impl Locked {
+    pub(super) fn describe(self) -> &'static str {
+        match self {
+            Locked::Yes => "against other writers",
+            Locked::Shared => "no: share was given",
+            Locked::Impossible => "no: the file system has no locks",
+        }
+    }
+}
+
+/// Lock an open regular file.
+pub(super) fn lock(file: &File, spec: &FileSpec) -> Result<Locked, OpenError> {
+    let does: &[i64] = if spec.read_only { &[READ] } else { &[READ, WRITE] };
+    let denies: &[i64] = if spec.share { &[] } else { &[WRITE, RESIZE] };
+    match conflict(file, does, denies) {
+        Ok(None) => Ok(if spec.share { Locked::Shared } else { Locked::Yes }),
+        Ok(Some(why)) => Err(OpenError::InUse { path: spec.path.clone(), why }),
+        Err(error) if is_unsupported(&error) => Ok(Locked::Impossible),
+        Err(error) => Err(OpenError::call("locking", spec, error)),
+    }
+}
+
+fn is_unsupported(error: &io::Error) -> bool {
+    let errno = error.raw_os_error();
+    matches!(errno, Some(libc::EINVAL | libc::ENOLCK | libc::EOPNOTSUPP | libc::ENOSYS))
+}
+
+fn conflict(file: &File, does: &[i64], denies: &[i64]) -> io::Result<Option<&'static str>> {
+    for byte in does.iter().map(|n| DOES + n).chain(denies.iter().map(|n| DENIES + n)) {
+        match sys::hold_byte(file, byte) {
+            Ok(()) => {}
+            // Someone locks whole files for writing rather than as QEMU does.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
+                return Ok(Some("another program locks it for writing (stop it)"));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    for n in does {
+        if sys::byte_is_held(file, DENIES + n)? {
+            return Ok(Some(
+                "another program reads or writes it and does not want it changed (stop it, or add share to both)",
+            ));
+        }
+    }
+    for n in denies {
+        if sys::byte_is_held(file, DOES + n)? {
+            return Ok(Some("another program writes to it (stop it, or add share to both)"));
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,383 @@
+//! A file as one hardware queue sees it: where each request is done, and what is done about how it ended.
+//!
+//! A request that is done in place never shows up in `slots` for long. One that the ring carries has its
+//! phase there, and `reap` goes on from that. Whenever a request leaves this node, by `Up` or `Busy`, what
+//! it had taken is given back in one place, `settle`; after `Busy` it starts from the beginning, which is
+//! harmless as all that was done of it can be done again.
+
+use super::facts::{Gate, Shared};
+use super::pace::Pace;
+use crate::pieces::fill_zeroes;
+use block::{Cookie, Data, Flags, Op, Request, Segment, Status};
+use queue::{Cx, FileId, FileOp, Node, NodeId, Patience, Ring, Verdict};
+use std::sync::Arc;
+
+/// What the ring is doing for a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Phase {
+    /// Reading or writing the request's own memory, or writing zeroes.
+    Move,
+    /// Reading a window of whole blocks.
+    WindowRead,
+    /// Writing it.
+    WindowWrite,
+    /// `fallocate`.
+    Allocate,
+    /// The last thing: everything so far, onto stable storage.
+    Sync,
+    /// Nothing: a turn of the loop passes.
+    Pause,
+    /// A hint of which the end does not matter.
+    Hint,
+}
+
+/// What we know of a request between its submit and its end.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slot {
+    /// Bytes of the request that are done.
+    pub(super) done: u64,
+    pub(super) phase: Phase,
+    /// Zeroes, where write zeroes is done by writing them; empty elsewhere.
+    pub(super) zeroes: Segment,
+    /// It was counted in at the gate.
+    pub(super) entered: bool,
+    /// It has claimed to be the only write.
+    pub(super) claimed: bool,
+    /// Memory for a window; empty when there is none.
+    pub(super) bounce: Segment,
+    /// The window, in bytes of the device, and how much of it is done.
+    pub(super) window: (u64, u64),
+    pub(super) window_done: u64,
+}
+
+impl Slot {
+    const NEW: Slot = Slot {
+        done: 0,
+        phase: Phase::Move,
+        zeroes: Segment::EMPTY,
+        entered: false,
+        claimed: false,
+        bounce: Segment::EMPTY,
+        window: (0, 0),
+        window_done: 0,
+    };
+
+    /// Write zeroes is done by writing them.
+    pub(super) fn is_zeroing(&self) -> bool {
+        self.zeroes.len > 0
+    }
+
+    /// It has taken something that it must give back.
+    fn owes(&self) -> bool {
+        self.zeroes.len > 0 || self.bounce.len > 0 || self.claimed || self.entered
+    }
+}
+
+/// Zeroes for write zeroes where nothing better works: bytes a piece.
+pub(super) const ZEROES_LEN: u32 = 256 << 10;
+/// Pieces of them done in place before other requests get their turn.
+const ZERO_PIECES: u32 = 16;
+
+/// The node.
+#[derive(Debug)]
+pub struct FileNode {
+    pub(super) shared: Arc<Shared>,
+    pub(super) file: FileId,
+    pub(super) slots: Box<[Slot]>,
+    gate: Arc<Gate>,
+    gate_number: u32,
+    pace: Pace,
+}
+
+impl FileNode {
+    /// A node on a file with these facts, which the queue's ring knows as `file`.
+    pub fn new(shared: Arc<Shared>, file: FileId) -> FileNode {
+        let (gate, gate_number) = shared.add_gate();
+        FileNode { shared, file, slots: Box::default(), gate, gate_number, pace: Pace::NEW }
+    }
+
+    pub(super) fn slot(&mut self, io: Cookie) -> &mut Slot {
+        &mut self.slots[io.tag.index()]
+    }
+
+    /// Not 0, and different for all requests of all queues of a file.
+    pub(super) fn key(&self, io: Cookie) -> u64 {
+        u64::from(self.gate_number) << 16 | u64::from(io.tag.0)
+    }
+
+    /// Do an operation in place, if that is the place for it. `None`: start it.
+    fn now<R: Ring>(
+        &mut self,
+        op: FileOp,
+        data: Data,
+        len: u64,
+        flags: Flags,
+        cx: &mut Cx<'_, R>,
+    ) -> Option<i64> {
+        let facts = &self.shared.facts;
+        if facts.memory {
+            return cx.try_now(self.file, op, data, len, Patience::Unbounded);
+        }
+        if flags.has(Flags::NOWAIT) {
+            return self.now_or_never(op, data, len, cx);
+        }
+        if facts.direct.is_some() {
+            return None;
+        }
+        let FileOp::Write { durable, .. } = op else {
+            return if facts.nowait_reads { self.now_or_never(op, data, len, cx) } else { None };
+        };
+        if durable {
+            return None;
+        }
+        if facts.nowait_writes
+            && let Some(result) = self.now_or_never(op, data, len, cx)
+        {
+            return Some(result);
+        }
+        let now = cx.now();
+        if !facts.timed_writes || !self.pace.is_fast(now) {
+            return None;
+        }
+        let file = self.file;
+        self.pace.time(now, || cx.try_now(file, op, data, len, Patience::Unbounded))
+    }
+
+    fn now_or_never<R: Ring>(&self, op: FileOp, data: Data, len: u64, cx: &mut Cx<'_, R>) -> Option<i64> {
+        let result = cx.try_now(self.file, op, data, len, Patience::None);
+        result.filter(|&result| result != -i64::from(libc::EAGAIN))
+    }
+
+    /// Go on with reading or writing.
+    pub(super) fn transfer<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
+        let facts = self.shared.facts;
+        for turn in 0.. {
+            let Slot { done, zeroes, .. } = *self.slot(io);
+            let zeroing = zeroes.len > 0;
+            let left = req.len.0 - done;
+            if left == 0 {
+                return if zeroing { self.make_durable(io, req, cx) } else { Verdict::Up(Status::Ok) };
+            }
+            let (data, len) = match done {
+                _ if zeroing => (Data::One(zeroes), left.min(ZEROES_LEN.into())),
+                0 => (req.data, left),
+                _ => (cx.advance(req.data, done), left),
+            };
+            let at = req.offset.0 + done;
+            if let Some(alignment) = facts.direct
+                && !is_aligned(alignment, at, len, data, cx)
+            {
+                return self.start_window(io, req, alignment, cx);
+            }
+            let offset = facts.start.0 + at;
+            let op = match req.op {
+                Op::Read => FileOp::Read { offset },
+                // Zeroes are synced once, at the end; memory has nothing to sync.
+                _ => {
+                    FileOp::Write { offset, durable: req.flags.has(Flags::FUA) && !facts.memory && !zeroing }
+                }
+            };
+            if zeroing && turn == ZERO_PIECES {
+                self.slot(io).phase = Phase::Pause;
+                cx.timer(io, cx.now());
+                return Verdict::Held;
+            }
+            match self.now(op, data, len, req.flags, cx) {
+                Some(result) => {
+                    if let Some(verdict) = self.moved(io, req, result, cx) {
+                        return verdict;
+                    }
+                }
+                None if req.flags.has(Flags::NOWAIT) => return Verdict::Up(Status::Again),
+                None => return self.start(io, Phase::Move, op, data, len, cx),
+            }
+        }
+        Verdict::Busy
+    }
+
+    /// Hand an operation to the ring.
+    pub(super) fn start<R: Ring>(
+        &mut self,
+        io: Cookie,
+        phase: Phase,
+        op: FileOp,
+        data: Data,
+        len: u64,
+        cx: &mut Cx<'_, R>,
+    ) -> Verdict {
+        self.slot(io).phase = phase;
+        match cx.start(io, self.file, op, data, len) {
+            Ok(()) => Verdict::Held,
+            Err(queue::RingFull) => Verdict::Busy,
+        }
+    }
+
+    /// Reading or writing moved some bytes, or failed. `None`: go on.
+    fn moved<R: Ring>(
+        &mut self,
+        io: Cookie,
+        req: &Request,
+        result: i64,
+        cx: &mut Cx<'_, R>,
+    ) -> Option<Verdict> {
+        if result < 0 {
+            return Some(self.failed(req, result));
+        }
+        let granularity = self.shared.facts.direct.map_or(1, |alignment| u64::from(alignment.offset));
+        let slot = self.slot(io);
+        slot.done = (slot.done + result as u64).min(req.len.0);
+        let done = slot.done;
+        // A direct transfer that ends within a block ends where the file does.
+        let at_end = result == 0 || done < req.len.0 && !(req.offset.0 + done).is_multiple_of(granularity);
+        at_end.then(|| self.ended_early(req, done, cx))
+    }
+
+    /// The file ends before the request does: it shrank. What is missing reads as zeroes, and as an error
+    /// (LOOP-4).
+    pub(super) fn ended_early<R: Ring>(&self, req: &Request, done: u64, cx: &mut Cx<'_, R>) -> Verdict {
+        if req.op == Op::Read {
+            fill_zeroes(cx, req.data, done, req.len.0 - done);
+        }
+        Verdict::Up(Status::IoError)
+    }
+
+    /// The kernel answered with an errno.
+    pub(super) fn failed(&self, req: &Request, result: i64) -> Verdict {
+        let errno = i32::try_from(-result).unwrap_or(libc::EIO);
+        match errno {
+            libc::EINTR => return Verdict::Busy,
+            // What a durable write could not store may be gone from the page cache too.
+            libc::EIO if req.op == Op::Write && req.flags.has(Flags::FUA) => self.shared.fail_flushes(),
+            libc::EDQUOT | libc::EFBIG => return Verdict::Up(Status::NoSpace),
+            _ => {}
+        }
+        Verdict::Up(Status::from_errno(errno))
+    }
+
+    fn flush<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
+        let facts = &self.shared.facts;
+        if facts.memory || facts.read_only {
+            return Verdict::Up(Status::Ok);
+        }
+        self.start(io, Phase::Sync, FileOp::Sync, Data::NONE, 0, cx)
+    }
+
+    /// All of it is done: see to it that it stays, if that was asked for.
+    pub(super) fn make_durable<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
+        if req.flags.has(Flags::FUA) { self.flush(io, cx) } else { Verdict::Up(Status::Ok) }
+    }
+
+    /// After a sync that failed the kernel forgets what it could not write: the next one would succeed and
+    /// say nothing of the loss. So none is tried again.
+    fn synced(&self, result: i64) -> Verdict {
+        match i32::try_from(-result).unwrap_or(libc::EIO) {
+            0 => Verdict::Up(Status::Ok),
+            libc::EINTR => Verdict::Busy,
+            // It was never begun.
+            libc::ECANCELED => Verdict::Up(Status::IoError),
+            _ => {
+                self.shared.fail_flushes();
+                Verdict::Up(Status::IoError)
+            }
+        }
+    }
+
+    fn prefetch<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
+        let facts = &self.shared.facts;
+        if facts.memory || facts.direct.is_some() {
+            return Verdict::Up(Status::Ok);
+        }
+        let op = FileOp::Prefetch { offset: facts.start.0 + req.offset.0, len: req.len.0 };
+        match self.start(io, Phase::Hint, op, Data::NONE, 0, cx) {
+            Verdict::Held => Verdict::Held,
+            _ => Verdict::Up(Status::Ok),
+        }
+    }
+
+    /// Whether it may begin: a request that changes blocks in place must not meet one that rewrites them.
+    fn enter(&mut self, io: Cookie, req: &Request) -> Result<(), Verdict> {
+        let facts = &self.shared.facts;
+        if facts.read_only || self.shared.flush_failed() {
+            return Err(Verdict::Up(Status::IoError));
+        }
+        if facts.direct.is_some() {
+            if !self.shared.enter(&self.gate, self.key(io)) {
+                let nowait = req.flags.has(Flags::NOWAIT);
+                return Err(if nowait { Verdict::Up(Status::Again) } else { Verdict::Busy });
+            }
+            self.slot(io).entered = true;
+        }
+        Ok(())
+    }
+
+    /// A request leaves, or waits to be offered again: give back what it had taken. A claim outlives
+    /// waiting, or new writes would go before it for ever.
+    #[cold]
+    fn give_back<R: Ring>(&mut self, io: Cookie, verdict: Verdict, cx: &mut Cx<'_, R>) {
+        let key = self.key(io);
+        let slot = &mut self.slots[io.tag.index()];
+        for memory in [&mut slot.bounce, &mut slot.zeroes] {
+            if memory.len > 0 {
+                cx.ring.free(std::mem::replace(memory, Segment::EMPTY));
+            }
+        }
+        if slot.claimed && verdict != Verdict::Busy {
+            slot.claimed = false;
+            self.shared.disclaim(key);
+        }
+        if std::mem::take(&mut slot.entered) {
+            self.shared.leave(&self.gate);
+        }
+    }
+
+    #[inline]
+    fn settle<R: Ring>(&mut self, io: Cookie, verdict: Verdict, cx: &mut Cx<'_, R>) -> Verdict {
+        if verdict != Verdict::Held && self.slot(io).owes() {
+            self.give_back(io, verdict, cx);
+        }
+        verdict
+    }
+}
+
+/// Whether direct I/O takes this as it is.
+fn is_aligned<R: Ring>(alignment: super::Alignment, at: u64, len: u64, data: Data, cx: &Cx<'_, R>) -> bool {
+    let (block, memory) = (u64::from(alignment.offset) - 1, u64::from(alignment.memory) - 1);
+    (at | len) & block == 0
+        && cx.segments(data, len).all(|piece| piece.offset & memory == 0 && u64::from(piece.len) & block == 0)
+}
+
+impl<R: Ring> Node<R> for FileNode {
+    fn attach(&mut self, _id: NodeId, tags: usize) {
+        self.slots = vec![Slot::NEW; tags].into();
+    }
+
+    fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
+        self.slot(io).done = 0;
+        let may = if req.op.is_write() { self.enter(io, req) } else { Ok(()) };
+        let verdict = match (may, req.op) {
+            (Err(verdict), _) => verdict,
+            (_, Op::Read | Op::Write) => self.transfer(io, req, cx),
+            (_, Op::Discard | Op::WriteZeroes) => self.clear(io, req, cx),
+            (_, Op::Flush) if self.shared.flush_failed() => Verdict::Up(Status::IoError),
+            (_, Op::Flush) => self.flush(io, cx),
+            (_, Op::Prefetch) => self.prefetch(io, req, cx),
+            (_, Op::Extents) => self.extents(req, cx),
+        };
+        self.settle(io, verdict, cx)
+    }
+
+    fn reap(&mut self, io: Cookie, req: &mut Request, result: i64, cx: &mut Cx<'_, R>) -> Verdict {
+        let verdict = match self.slot(io).phase {
+            Phase::Move => match self.moved(io, req, result, cx) {
+                Some(verdict) => verdict,
+                None => self.transfer(io, req, cx),
+            },
+            Phase::Pause => self.transfer(io, req, cx),
+            Phase::WindowRead | Phase::WindowWrite => self.window_moved(io, req, result, cx),
+            Phase::Allocate => self.cleared(io, req, result, cx),
+            Phase::Sync => self.synced(result),
+            Phase::Hint => Verdict::Up(Status::Ok),
+        };
+        self.settle(io, verdict, cx)
+    }
+}

@@ -1,0 +1,310 @@
+//! Opening a file: finding out what it is, locking it, deciding between buffered and direct.
+
+use super::facts::{Alignment, Facts, Shared};
+use super::lock::{self, Locked};
+use super::spec::{Direct, FileSpec, OpenError};
+use super::sys;
+use crate::{Backend, Fact, Features};
+use block::{Bytes, QueueLimits};
+use queue::FileId;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// File systems by magic number: name, whether they are memory, whether buffered writes know `RWF_NOWAIT`.
+/// Source: include/uapi/linux/magic.h, and `FMODE_NOWAIT` with `IOCB_NOWAIT` in their `write_iter`.
+const FILE_SYSTEMS: [(u32, &str, bool, bool); 14] = [
+    (0x0102_1994, "tmpfs", true, false),
+    (0x8584_58f6, "ramfs", true, false),
+    (0x9584_58f6, "hugetlbfs", true, false),
+    (0x0000_ef53, "ext4", false, false),
+    (0x5846_5342, "xfs", false, true),
+    (0x9123_683e, "btrfs", false, true),
+    (0xf2f5_2010, "f2fs", false, false),
+    (0x2fc1_2fc1, "zfs", false, false),
+    (0xca45_1a4e, "bcachefs", false, false),
+    (0x0000_6969, "nfs", false, false),
+    (0xff53_4d42, "cifs", false, false),
+    (0x6573_5546, "fuse", false, false),
+    (0x794c_7630, "overlayfs", false, false),
+    (0x00c3_6400, "ceph", false, false),
+];
+
+/// An open file: the part that all queues share, and the descriptor.
+#[derive(Debug)]
+pub struct File {
+    handle: fs::File,
+    path: PathBuf,
+    shared: Arc<Shared>,
+    file_system: &'static str,
+    locked: Locked,
+    /// Why it is direct or buffered.
+    why: String,
+    limits: QueueLimits,
+    discards: bool,
+    rotational: bool,
+}
+
+impl File {
+    /// Open what was asked for.
+    ///
+    /// # Errors
+    /// See [`OpenError`]: nothing is left behind, not even a file that was to be made.
+    pub fn open(spec: &FileSpec) -> Result<Arc<File>, OpenError> {
+        check(spec)?;
+        let (handle, made) = open_or_create(spec)?;
+        Self::with_handle(spec, handle).inspect_err(|_| {
+            if made {
+                let _ = fs::remove_file(&spec.path);
+            }
+        })
+    }
+
+    fn with_handle(spec: &FileSpec, handle: fs::File) -> Result<Arc<File>, OpenError> {
+        let call = |doing| move |error| OpenError::call(doing, spec, error);
+        let meta = handle.metadata().map_err(call("examining"))?;
+        let block_device = meta.file_type().is_block_device();
+        if !block_device && !meta.is_file() {
+            return Err(OpenError::refused(spec, "it is neither a regular file nor a block device"));
+        }
+        let locked = if block_device {
+            if spec.share || spec.read_only { Locked::Shared } else { Locked::Yes }
+        } else {
+            lock::lock(&handle, spec)?
+        };
+        let read_only =
+            spec.read_only || block_device && sys::is_read_only_device(&handle).map_err(call("examining"))?;
+        let length = (&handle).seek(SeekFrom::End(0)).map_err(call("measuring"))?;
+        if let (Some(size), false) = (spec.size, block_device)
+            && size.0 != length
+        {
+            let why = format!(
+                "it is there and holds {}, not {size} (leave out create and size, or remove it)",
+                Bytes(length)
+            );
+            return Err(OpenError::refused(spec, why));
+        }
+        let (magic, fs_block) = sys::file_system(&handle).map_err(call("examining"))?;
+        let known = FILE_SYSTEMS.iter().find(|row| row.0 == magic && !block_device);
+        let memory = known.is_some_and(|row| row.2);
+        let disk =
+            super::limits::Disk::of(&handle, &meta, block_device, fs_block).map_err(call("examining"))?;
+        let choice = choose(spec, &handle, block_device, memory, disk.logical)?;
+        let start = spec.offset;
+        let facts = Facts {
+            start,
+            size: device_size(length, spec, choice.block),
+            block: choice.block,
+            read_only,
+            direct: choice.direct,
+            memory,
+            nowait_reads: !memory && sys::reads_without_waiting(&handle),
+            nowait_writes: known.is_some_and(|row| row.3),
+            timed_writes: true,
+            block_device,
+        };
+        let limits = super::limits::limits(&facts, &disk)
+            .map_err(|error| OpenError::refused(spec, error.to_string()))?;
+        Ok(Arc::new(File {
+            handle,
+            path: spec.path.clone(),
+            shared: Shared::new(facts),
+            file_system: if block_device { "block device" } else { known.map_or("other", |row| row.1) },
+            locked,
+            why: choice.why,
+            limits,
+            discards: disk.discard_max.0 > 0,
+            rotational: disk.rotational,
+        }))
+    }
+
+    /// The node of one hardware queue. `file`: what the queue's ring calls this file's descriptor.
+    pub fn node(&self, file: FileId) -> super::FileNode {
+        super::FileNode::new(Arc::clone(&self.shared), file)
+    }
+
+    /// What nodes share.
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    fn inline_policy(&self) -> &'static str {
+        let facts = self.shared.facts();
+        match (facts.memory, facts.direct) {
+            (true, _) => "all in place: the file is memory",
+            (_, Some(_)) => "all through the ring",
+            (_, None) if facts.nowait_reads => {
+                "cached reads in place, writes while they return at once, the rest through the ring"
+            }
+            (_, None) => "writes in place while they return at once, the rest through the ring",
+        }
+    }
+}
+
+impl AsFd for File {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.handle.as_fd()
+    }
+}
+
+impl Backend for File {
+    fn size(&self) -> Bytes {
+        self.shared.facts.size
+    }
+
+    fn read_only(&self) -> bool {
+        self.shared.facts.read_only
+    }
+
+    fn features(&self) -> Features {
+        let writable = !self.shared.facts.read_only;
+        Features {
+            flush: true,
+            fua: writable,
+            discard: writable && self.discards,
+            write_zeroes: writable,
+            fast_zero: writable && self.discards,
+            rotational: self.rotational,
+        }
+    }
+
+    fn limits(&self) -> QueueLimits {
+        self.limits.clone()
+    }
+
+    fn describe(&self) -> Vec<Fact> {
+        let facts = self.shared.facts();
+        let mut out = vec![
+            ("backend", "file".to_owned()),
+            ("path", self.path.display().to_string()),
+            ("size", facts.size.to_string()),
+            ("direct", self.why.clone()),
+            ("file system", self.file_system.to_owned()),
+            ("served", self.inline_policy().to_owned()),
+            ("locked", self.locked.describe().to_owned()),
+        ];
+        if facts.start > Bytes::ZERO {
+            out.push(("offset", facts.start.to_string()));
+        }
+        if facts.read_only {
+            out.push(("read-only", "yes".to_owned()));
+        }
+        if self.shared.flush_failed() {
+            out.push(("failed", "a flush failed: writes are refused until it is opened anew".to_owned()));
+        }
+        out
+    }
+}
+
+/// What can be said without looking at the file.
+fn check(spec: &FileSpec) -> Result<(), OpenError> {
+    let refused = |why: &str| Err(OpenError::refused(spec, why));
+    if let Some(block) = spec.block
+        && !(block.is_power_of_two() && (512..=65536).contains(&block))
+    {
+        return Err(OpenError::refused(
+            spec,
+            format!("block={block} is not possible (give a power of two from 512 to 65536)"),
+        ));
+    }
+    match (spec.create, spec.size) {
+        (true, _) if spec.read_only => refused("create and ro exclude each other (leave one out)"),
+        (true, None) => refused("create needs to know how large (add size=)"),
+        (false, Some(_)) => refused("size= is for a file that is made (add create, or use sizelimit=)"),
+        (_, Some(size)) if size.0 == 0 || !size.is_aligned(512) || size.0 > i64::MAX as u64 => {
+            refused("size= is not a size that a disk has (give whole sectors of 512 bytes)")
+        }
+        _ if spec.offset.0 > i64::MAX as u64 => refused("offset= is past the end of any file"),
+        _ => Ok(()),
+    }
+}
+
+/// The file, and whether it was made.
+fn open_or_create(spec: &FileSpec) -> Result<(fs::File, bool), OpenError> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(!spec.read_only);
+    // To a block device O_EXCL is a claim that excludes other claims; elsewhere, without O_CREAT, nothing.
+    let is_device = fs::metadata(&spec.path).is_ok_and(|meta| meta.file_type().is_block_device());
+    let claim = is_device && !spec.share && !spec.read_only;
+    // A FIFO or a terminal must not hold us up: O_NONBLOCK means nothing to what we serve.
+    options.custom_flags(libc::O_NONBLOCK | if claim { libc::O_EXCL } else { 0 });
+    match options.open(&spec.path) {
+        Ok(handle) => Ok((handle, false)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && spec.create => create(spec),
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Err(OpenError::InUse {
+            path: spec.path.clone(),
+            why: "it is mounted, or another program has claimed it (unmount or stop it, or add share)",
+        }),
+        Err(error) => Err(OpenError::call("opening", spec, error)),
+    }
+}
+
+fn create(spec: &FileSpec) -> Result<(fs::File, bool), OpenError> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create_new(true).mode(0o666);
+    let handle = options.open(&spec.path).map_err(|error| OpenError::call("creating", spec, error))?;
+    if let Err(error) = handle.set_len(spec.size.map_or(0, |size| size.0)) {
+        let _ = fs::remove_file(&spec.path);
+        return Err(OpenError::call("sizing", spec, error));
+    }
+    Ok((handle, true))
+}
+
+/// LOOP-1: what lies behind the offset, at most the limit, in whole blocks.
+fn device_size(length: u64, spec: &FileSpec, block: u32) -> Bytes {
+    let size = length.saturating_sub(spec.offset.0);
+    let limit = spec.sizelimit.filter(|limit| limit.0 > 0).map_or(u64::MAX, |limit| limit.0);
+    Bytes(size.min(limit)).align_down(block.into())
+}
+
+struct Choice {
+    direct: Option<Alignment>,
+    block: u32,
+    why: String,
+}
+
+/// Buffered or direct (LOOP-5), and the logical block size that follows (LOOP-7).
+fn choose(
+    spec: &FileSpec,
+    handle: &fs::File,
+    block_device: bool,
+    memory: bool,
+    device_block: u32,
+) -> Result<Choice, OpenError> {
+    let own = if block_device { device_block } else { 512 };
+    let buffered =
+        |why: &str| Choice { direct: None, block: spec.block.unwrap_or(own), why: format!("no: {why}") };
+    match spec.direct {
+        Direct::Off => return Ok(buffered("direct=off")),
+        Direct::Auto if memory => return Ok(buffered("the file is memory")),
+        Direct::Auto if !block_device => return Ok(buffered("a regular file is buffered unless direct=on")),
+        _ => {}
+    }
+    let (memory, offset) = sys::direct_alignment(handle).unwrap_or((device_block, device_block));
+    let refusal = if offset == 0 {
+        Some("the file system has no direct I/O".to_owned())
+    } else if spec.block.is_some_and(|block| block < offset) {
+        Some(format!("direct I/O needs blocks of {offset} (give block={offset}, or leave it out)"))
+    } else if !spec.offset.is_aligned(offset.into()) {
+        Some(format!("direct I/O needs an offset that is a multiple of {offset}"))
+    } else {
+        sys::set_direct(handle).err().map(|error| format!("the file system refuses direct I/O: {error}"))
+    };
+    match (refusal, spec.direct) {
+        (None, _) => Ok(Choice {
+            direct: Some(Alignment { memory: memory.max(1), offset }),
+            block: spec.block.unwrap_or(own).max(offset),
+            why: format!("yes: blocks of {offset}, memory aligned to {memory}"),
+        }),
+        (Some(why), Direct::Auto) => Ok(buffered(&why)),
+        (Some(why), _) => Err(OpenError::refused(spec, format!("direct=on is not possible: {why}"))),
+    }
+}
+
+pub(super) fn device_number(meta: &fs::Metadata, block_device: bool) -> (u32, u32) {
+    let number = if block_device { meta.rdev() } else { meta.dev() };
+    (libc::major(number), libc::minor(number))
+}

@@ -1,0 +1,100 @@
+use super::*;
+use std::os::unix::fs::MetadataExt;
+
+fn allocated(path: &std::path::Path) -> u64 {
+    std::fs::metadata(path).unwrap().blocks() * 512
+}
+
+#[test]
+fn discard_punches_a_hole_and_keeps_the_size() {
+    let (_dir, path) = image();
+    let (_, mut disk) = with_facts(&path, buffered_facts());
+    let before = allocated(&path);
+    assert_eq!(disk.bare(Op::Discard, 65536, 524_288), Status::Ok);
+    assert!(allocated(&path) + 400_000 < before, "{} of {before}", allocated(&path));
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 1 << 20);
+    assert_eq!(disk.read(65536, 4096), (Status::Ok, vec![0; 4096]));
+}
+
+#[test]
+fn write_zeroes_keeps_the_range_allocated_when_told_to() {
+    let (_dir, path) = image();
+    let (_, mut disk) = with_facts(&path, buffered_facts());
+    assert_eq!(disk.with(Op::WriteZeroes, 0, 8192, Flags::NO_UNMAP), Status::Ok);
+    assert_eq!(disk.with(Op::WriteZeroes, 8192, 8192, Flags::NONE), Status::Ok);
+    let mode_of = |op| if let FileOp::Allocate { mode, .. } = op { Some(mode) } else { None };
+    let modes: Vec<i32> = disk.ring.asked.iter().filter_map(|asked| mode_of(asked.op)).collect();
+    let keep = libc::FALLOC_FL_KEEP_SIZE;
+    assert_eq!(modes[..1], [libc::FALLOC_FL_ZERO_RANGE | keep]);
+    assert_eq!(modes[modes.len() - 1], libc::FALLOC_FL_PUNCH_HOLE | keep);
+    assert_eq!(disk.read(0, 16384), (Status::Ok, vec![0; 16384]));
+}
+
+#[test]
+fn a_durable_discard_is_followed_by_a_sync() {
+    let (_dir, path) = image();
+    let (_, mut disk) = with_facts(&path, buffered_facts());
+    assert_eq!(disk.with(Op::WriteZeroes, 0, 8192, Flags::FUA), Status::Ok);
+    assert_eq!(disk.ring.asked.last().map(|asked| asked.op), Some(FileOp::Sync));
+    disk.ring.faults.push_back((is_sync, Fault::Errno(libc::EIO)));
+    assert_eq!(disk.with(Op::WriteZeroes, 0, 8192, Flags::FUA), Status::IoError);
+    assert_eq!(disk.bare(Op::Flush, 0, 0), Status::IoError);
+}
+
+#[test]
+fn where_the_file_system_refuses_zeroes_are_written() {
+    let (_dir, path) = image();
+    for memory in [false, true] {
+        let (_, mut disk) = with_facts(&path, Facts { memory, ..buffered_facts() });
+        for _ in 0..2 {
+            disk.ring.faults.push_back((is_allocate, Fault::Errno(libc::EOPNOTSUPP)));
+        }
+        assert_eq!(disk.write(0, &content(0, 1 << 20), Flags::NONE), Status::Ok);
+        assert_eq!(disk.with(Op::WriteZeroes, 100, 1_000_000, Flags::FUA), Status::Ok);
+        assert!(disk.ring.faults.is_empty(), "both ways were tried");
+        let back = std::fs::read(&path).unwrap();
+        assert!(back[100..1_000_100].iter().all(|&byte| byte == 0));
+        assert_eq!(
+            (&back[..100], &back[1_000_100..]),
+            (&content(0, 100)[..], &content(1_000_100, 48_476)[..])
+        );
+        let last = disk.ring.asked.last().unwrap().op;
+        assert_eq!(last == FileOp::Sync, !memory, "one sync at the end");
+        // What was refused once is not asked again, by any operation.
+        let asked = disk.ring.asked.len();
+        assert_eq!(disk.with(Op::WriteZeroes, 0, 4096, Flags::FAST_ZERO), Status::NotSupported);
+        assert_eq!(disk.bare(Op::Discard, 0, 4096), Status::NotSupported);
+        assert_eq!(disk.ring.asked.len(), asked);
+        assert_eq!(disk.ring.live, 0, "the zeroes were given back");
+    }
+}
+
+#[test]
+fn long_zeroing_in_place_lets_others_have_their_turn() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("long.img");
+    std::fs::write(&path, vec![1; 16 << 20]).unwrap();
+    let facts = Facts { memory: true, size: Bytes::mib(16), ..buffered_facts() };
+    let (shared, mut disk) = with_facts(&path, facts);
+    shared.no_zero_range.store(true, std::sync::atomic::Ordering::Relaxed);
+    let zeroing = block::Request::new(Op::WriteZeroes, Bytes(0), Bytes::mib(16));
+    disk.submit(block::Request { flags: Flags::NO_UNMAP, ..zeroing }, &[]);
+    disk.submit(block::Request::flush(), &[]);
+    let after_submit = disk.ring.asked.len();
+    assert!(after_submit < 64, "{after_submit} pieces at once");
+    assert_eq!(disk.drain().len(), 2);
+    assert_eq!(std::fs::read(&path).unwrap(), vec![0; 16 << 20]);
+}
+
+#[test]
+fn fast_zero_on_a_block_device_never_writes() {
+    let (_dir, path) = image();
+    let (_, mut disk) = with_facts(&path, Facts { block_device: true, ..buffered_facts() });
+    let flags = Flags::FAST_ZERO.with(Flags::NO_UNMAP);
+    assert_eq!(disk.with(Op::WriteZeroes, 0, 4096, flags), Status::NotSupported);
+    assert!(disk.ring.asked.is_empty());
+    assert_eq!(disk.bare(Op::Discard, 100, 200), Status::Ok, "less than a block need not be given back");
+    assert!(disk.ring.asked.is_empty());
+    assert_eq!(disk.bare(Op::WriteZeroes, 100, 200), Status::Ok);
+    assert!(disk.ring.asked.iter().all(|asked| is_write(&asked.op)));
+}

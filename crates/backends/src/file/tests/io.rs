@@ -1,0 +1,220 @@
+use super::*;
+use crate::testing::Asked;
+
+fn places(disk: &Harness) -> Vec<bool> {
+    disk.ring.asked.iter().map(|asked: &Asked| asked.now).collect()
+}
+
+#[test]
+fn what_is_written_reads_back_through_the_file() {
+    let (_dir, path) = image();
+    let (_, mut disk) = with_facts(&path, buffered_facts());
+    assert_eq!(disk.read(1000, 3000), (Status::Ok, content(1000, 3000)));
+    assert_eq!(disk.write(4096, &[7; 8192], Flags::NONE), Status::Ok);
+    assert_eq!(disk.read(4096, 8192), (Status::Ok, vec![7; 8192]));
+    assert_eq!(std::fs::read(&path).unwrap()[4096..12288], [7; 8192]);
+}
+
+#[test]
+fn the_offset_is_added() {
+    let (_dir, path) = image();
+    let (_, mut disk) = with_facts(&path, Facts { start: Bytes(1024), ..buffered_facts() });
+    assert_eq!(disk.read(0, 512), (Status::Ok, content(1024, 512)));
+    assert_eq!(disk.write(512, &[9; 512], Flags::NONE), Status::Ok);
+    assert_eq!(std::fs::read(&path).unwrap()[1536..2048], [9; 512]);
+}
+
+#[test]
+fn memory_is_served_in_place() {
+    let (_dir, path) = image();
+    let (_, mut disk) = with_facts(&path, Facts { memory: true, ..buffered_facts() });
+    disk.ring.cold = true;
+    assert_eq!(disk.read(0, 512).0, Status::Ok);
+    assert_eq!(disk.write(0, &[1; 512], Flags::FUA), Status::Ok);
+    assert_eq!(disk.bare(Op::Flush, 0, 0), Status::Ok);
+    assert_eq!(places(&disk), [true, true], "and nothing is flushed");
+}
+
+#[test]
+fn a_cached_read_is_served_in_place_and_a_cold_one_by_the_ring() {
+    let (_dir, path) = image();
+    let (_, mut disk) = with_facts(&path, buffered_facts());
+    assert_eq!(disk.read(0, 4096).0, Status::Ok);
+    disk.ring.cold = true;
+    assert_eq!(disk.read(0, 4096), (Status::Ok, content(0, 4096)));
+    assert_eq!(places(&disk), [true, false]);
+}
+
+#[test]
+fn a_durable_write_goes_through_the_ring() {
+    let (_dir, path) = image();
+    let (_, mut disk) = with_facts(&path, buffered_facts());
+    assert_eq!(disk.write(0, &[1; 512], Flags::FUA), Status::Ok);
+    let op = FileOp::Write { offset: 0, durable: true };
+    assert_eq!(disk.ring.asked, [Asked { op, now: false }]);
+}
+
+#[test]
+fn a_write_that_may_not_wait_says_again() {
+    let (_dir, path) = image();
+    let (_, mut disk) = with_facts(&path, buffered_facts());
+    disk.ring.cold = true;
+    assert_eq!(disk.write(0, &[1; 512], Flags::NOWAIT), Status::Again);
+    assert_eq!(disk.with(Op::WriteZeroes, 0, 512, Flags::NOWAIT), Status::Again);
+    assert!(disk.ring.asked.is_empty());
+    disk.ring.cold = false;
+    assert_eq!(disk.write(0, &[1; 512], Flags::NOWAIT), Status::Ok);
+}
+
+#[test]
+fn short_transfers_are_finished() {
+    let (_dir, path) = image();
+    for cold in [false, true] {
+        let (_, mut disk) = with_facts(&path, Facts { timed_writes: !cold, ..buffered_facts() });
+        disk.ring.cold = cold;
+        disk.ring
+            .faults
+            .extend([(is_read as fn(&FileOp) -> bool, Fault::Short(100)), (is_read, Fault::Short(1))]);
+        assert_eq!(disk.read(0, 4096), (Status::Ok, content(0, 4096)), "cold: {cold}");
+        disk.ring
+            .faults
+            .extend([(is_write as fn(&FileOp) -> bool, Fault::Short(512)), (is_write, Fault::Short(3))]);
+        assert_eq!(disk.write(0, &content(0, 4096), Flags::NONE), Status::Ok);
+        assert!(disk.ring.faults.is_empty());
+        assert!(disk.ring.asked.iter().all(|asked| asked.now != cold));
+    }
+    assert_eq!(std::fs::read(&path).unwrap(), content(0, 1 << 20));
+}
+
+#[test]
+fn more_segments_than_one_operation_takes_are_moved_in_turns() {
+    let (_dir, path) = image();
+    let (_, mut disk) = with_facts(&path, buffered_facts());
+    let lens = [512; 100];
+    assert_eq!(disk.read_pieces(0, &lens), (Status::Ok, content(0, 51200)));
+    assert_eq!(disk.write_pieces(51200, &content(51200, 51200), &lens), Status::Ok);
+    assert_eq!(std::fs::read(&path).unwrap(), content(0, 1 << 20));
+}
+
+#[test]
+fn a_full_ring_is_tried_again() {
+    let (_dir, path) = image();
+    let (_, mut disk) = with_facts(&path, buffered_facts());
+    disk.ring.cold = true;
+    disk.ring.full = 3;
+    assert_eq!(disk.read(0, 4096), (Status::Ok, content(0, 4096)));
+    disk.ring.full = 2;
+    assert_eq!(disk.bare(Op::Flush, 0, 0), Status::Ok);
+    disk.ring.full = 1;
+    assert_eq!(disk.bare(Op::Prefetch, 0, 4096), Status::Ok, "a hint is dropped instead");
+}
+
+#[test]
+fn a_file_truncated_under_us_reads_zeroes_and_an_error() {
+    let (_dir, path) = image();
+    let (_, mut disk) = with_facts(&path, buffered_facts());
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(5000).unwrap();
+    let (status, data) = disk.read(4096, 4096);
+    assert_eq!(status, Status::IoError);
+    assert_eq!(data[..904], content(4096, 904)[..]);
+    assert!(data[904..].iter().all(|&byte| byte == 0));
+    let (status, data) = disk.read(65536, 512);
+    assert_eq!((status, data), (Status::IoError, vec![0; 512]));
+    assert_eq!(disk.read(0, 4096), (Status::Ok, content(0, 4096)), "nothing else is lost");
+    assert_eq!(disk.write(65536, &[1; 512], Flags::NONE), Status::Ok, "writing makes it longer again");
+}
+
+#[test]
+fn a_flush_that_fails_keeps_failing_until_the_file_is_opened_anew() {
+    let (_dir, path) = image();
+    let (shared, mut disk) = with_facts(&path, buffered_facts());
+    let mut other = {
+        let node = FileNode::new(Arc::clone(&shared), FileId(0));
+        Harness::with_files(Box::new(node), vec![std::fs::File::open(&path).unwrap()])
+    };
+    assert_eq!(disk.bare(Op::Flush, 0, 0), Status::Ok);
+    disk.ring.faults.push_back((is_sync, Fault::Errno(libc::EIO)));
+    assert_eq!(disk.bare(Op::Flush, 0, 0), Status::IoError);
+    for queue in [&mut disk, &mut other] {
+        assert_eq!(queue.bare(Op::Flush, 0, 0), Status::IoError);
+        assert_eq!(queue.write(0, &[1; 512], Flags::NONE), Status::IoError);
+        assert_eq!(queue.write(0, &[1; 512], Flags::FUA), Status::IoError);
+        assert_eq!(queue.bare(Op::Discard, 0, 512), Status::IoError);
+        assert_eq!(queue.read(0, 512), (Status::Ok, content(0, 512)), "reads go on");
+    }
+    let (_, mut anew) = with_facts(&path, buffered_facts());
+    assert_eq!(anew.bare(Op::Flush, 0, 0), Status::Ok);
+}
+
+#[test]
+fn a_durable_write_that_fails_is_a_failed_flush() {
+    let (_dir, path) = image();
+    let (shared, mut disk) = with_facts(&path, buffered_facts());
+    disk.ring.faults.push_back((is_write, Fault::Errno(libc::ENOSPC)));
+    assert_eq!(disk.write(0, &[1; 512], Flags::FUA), Status::NoSpace);
+    assert!(!shared.flush_failed(), "what was never stored is not lost");
+    disk.ring.faults.push_back((is_write, Fault::Errno(libc::EIO)));
+    assert_eq!(disk.write(0, &[1; 512], Flags::FUA), Status::IoError);
+    assert_eq!(disk.bare(Op::Flush, 0, 0), Status::IoError);
+}
+
+#[test]
+fn errnos_become_statuses() {
+    let (_dir, path) = image();
+    let (_, mut disk) = with_facts(&path, buffered_facts());
+    for (errno, status) in [
+        (libc::ENOSPC, Status::NoSpace),
+        (libc::EDQUOT, Status::NoSpace),
+        (libc::EIO, Status::IoError),
+        (libc::ENOMEM, Status::Resource),
+        (libc::ENODEV, Status::Offline),
+    ] {
+        disk.ring.faults.push_back((is_write, Fault::Errno(errno)));
+        assert_eq!(disk.write(0, &[1; 512], Flags::NONE), status);
+    }
+    disk.ring.faults.push_back((is_write, Fault::Errno(libc::EINTR)));
+    assert_eq!(disk.write(0, &content(0, 512), Flags::NONE), Status::Ok, "an interruption is no error");
+}
+
+#[test]
+fn a_read_only_file_refuses_writes_and_has_nothing_to_flush() {
+    let (_dir, path) = image();
+    let (_, mut disk) = with_facts(&path, Facts { read_only: true, ..buffered_facts() });
+    for op in [Op::Write, Op::Discard, Op::WriteZeroes] {
+        assert_eq!(disk.bare(op, 0, 512), Status::IoError, "{op:?}");
+    }
+    assert_eq!(disk.bare(Op::Flush, 0, 0), Status::Ok);
+    assert!(disk.ring.asked.is_empty());
+}
+
+#[test]
+fn a_slow_write_sends_later_ones_through_the_ring() {
+    let (_dir, path) = image();
+    let (_, mut disk) = with_facts(&path, buffered_facts());
+    disk.ring.slow = true;
+    assert_eq!(disk.write(0, &[1; 512], Flags::NONE), Status::Ok);
+    disk.ring.slow = false;
+    assert_eq!(disk.write(0, &[1; 512], Flags::NONE), Status::Ok);
+    disk.ring.time += 1_000_000_000;
+    assert_eq!(disk.write(0, &[1; 512], Flags::NONE), Status::Ok);
+    assert_eq!(places(&disk), [true, false, true]);
+}
+
+#[test]
+fn sparse_parts_show_as_holes() {
+    use block::Extent;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("sparse.img");
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(1 << 20).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[1; 65536], 131_072).unwrap();
+    let (_, mut disk) = with_facts(&path, Facts { start: Bytes(65536), ..buffered_facts() });
+    let hole = |len| Extent { len: Bytes(len), hole: true, zero: true };
+    let data = |len| Extent { len: Bytes(len), hole: false, zero: false };
+    let all = [hole(65536), data(65536), hole(786_432)];
+    assert_eq!(disk.extents(0, 917_504, 16), all);
+    assert_eq!(disk.extents(0, 917_504, 2), all[..2], "as many as fit");
+    assert_eq!(disk.extents(66048, 512, 16), [data(512)]);
+    let (_, mut device) = with_facts(&path, Facts { block_device: true, ..buffered_facts() });
+    assert_eq!(device.extents(0, 1 << 20, 16), [data(1 << 20)], "a block device cannot tell");
+}

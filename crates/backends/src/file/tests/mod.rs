@@ -1,0 +1,73 @@
+//! Tests on real files, with faults where a real file system has none to offer.
+
+mod clear;
+mod direct;
+mod io;
+mod open;
+
+use super::*;
+use crate::testing::{Fault, Harness};
+use block::{Bytes, Flags, Op, Status};
+use queue::{FileId, FileOp};
+use std::sync::Arc;
+use tempfile::TempDir;
+
+/// A regular file of 1 MiB on a disk, buffered.
+pub(super) fn buffered_facts() -> Facts {
+    Facts {
+        start: Bytes::ZERO,
+        size: Bytes::mib(1),
+        block: 512,
+        read_only: false,
+        direct: None,
+        memory: false,
+        nowait_reads: true,
+        nowait_writes: false,
+        timed_writes: true,
+        block_device: false,
+    }
+}
+
+/// Whether an operation is one that moves data, for faults.
+fn is_read(op: &FileOp) -> bool {
+    matches!(op, FileOp::Read { .. })
+}
+
+fn is_write(op: &FileOp) -> bool {
+    matches!(op, FileOp::Write { .. })
+}
+
+fn is_sync(op: &FileOp) -> bool {
+    matches!(op, FileOp::Sync)
+}
+
+fn is_allocate(op: &FileOp) -> bool {
+    matches!(op, FileOp::Allocate { .. })
+}
+
+/// A directory with a file of 1 MiB in it, whose bytes count up.
+fn image() -> (TempDir, std::path::PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk.img");
+    std::fs::write(&path, content(0, 1 << 20)).unwrap();
+    (dir, path)
+}
+
+fn content(from: u64, len: u64) -> Vec<u8> {
+    (from..from + len).map(|at| (at % 251) as u8).collect()
+}
+
+/// A queue on a file with these facts, whatever the file system really is.
+fn with_facts(path: &std::path::Path, facts: Facts) -> (Arc<Shared>, Harness) {
+    let shared = Shared::new(facts);
+    let node = FileNode::new(Arc::clone(&shared), FileId(0));
+    let handle = std::fs::File::options().read(true).write(true).open(path).unwrap();
+    (shared, Harness::with_files(Box::new(node), vec![handle]))
+}
+
+/// A queue on a file as it was opened.
+fn opened(file: &File) -> Harness {
+    use std::os::fd::AsFd;
+    let handle = file.as_fd().try_clone_to_owned().unwrap();
+    Harness::with_files(Box::new(file.node(FileId(0))), vec![handle.into()])
+}
