@@ -1,1 +1,16 @@
 //! Layers: nodes that change I/O on its way to a backend.
+//!
+//! Each is one file (or one folder) behind one small structure, and knows neither what stands above it nor
+//! what stands below: only its child's number in the stack.
+//!
+//! *Invariant:* a layer names no file, socket or export.
+
+#![forbid(unsafe_code)]
+
+mod pass;
+mod split;
+#[cfg(test)]
+mod testing;
+
+pub use pass::Pass;
+pub use split::Split;
