@@ -1,3 +1,5 @@
+//! Discard and write zeroes: through the file system, and without it.
+
 use super::*;
 use std::os::unix::fs::MetadataExt;
 

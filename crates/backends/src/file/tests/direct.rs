@@ -1,3 +1,5 @@
+//! Direct I/O: what is aligned, and what goes through a window.
+
 use super::*;
 use block::Request;
 use queue::Ring;

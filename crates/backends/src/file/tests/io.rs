@@ -1,3 +1,5 @@
+//! Reading, writing and flushing: where it is done, and what becomes of what goes wrong.
+
 use super::*;
 use crate::testing::Asked;
 

@@ -1,3 +1,5 @@
+//! Opening: sizes, locks, refusals, and the file systems and devices that this machine lets us make.
+
 use super::*;
 use crate::Backend;
 use std::process::Command;
