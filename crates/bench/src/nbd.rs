@@ -147,7 +147,7 @@ fn announce(options: &Options) {
     let servers: usize = options.storages.iter().map(pairs).sum();
     let rounds = (options.rounds * options.jobs.len()) as f64 * (options.seconds + 0.5);
     let facts = if options.with_facts { FACTS_SECONDS } else { 0.0 };
-    eprintln!("about {:.0} minutes", (servers as f64 * (rounds + facts) / 60.0).ceil());
+    eprintln!("about {:.0} min", (servers as f64 * (rounds + facts) / 60.0).ceil());
 }
 
 /// All rounds over one storage.

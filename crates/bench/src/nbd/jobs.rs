@@ -90,6 +90,8 @@ pub(super) struct Sample {
     pub(super) server_cpu: f64,
     /// Processor time of the client.
     pub(super) client_cpu: f64,
+    /// What 99 of 100 reads do not exceed, in microseconds, where the client says so.
+    pub(super) read_p99_us: Option<f64>,
     /// Share of the machine's processors that others used or the host took meanwhile, 0 to 1.
     pub(super) foreign: f64,
 }
@@ -131,6 +133,7 @@ impl Mark {
             seconds,
             server_cpu: server.as_secs_f64(),
             client_cpu: client.as_secs_f64(),
+            read_p99_us: None,
             foreign,
         })
     }
@@ -270,7 +273,7 @@ fn fio(job: &Job, server: &Server, pressure: &Pressure) -> Result<Sample> {
         .arg(format!("--numjobs={}", pressure.connections))
         .arg(format!("--runtime={}", pressure.seconds.ceil()));
     command.arg(format!("--randseed={}", pressure.seed));
-    let mut seconds = 0.0;
+    let (mut seconds, mut p99) = (0.0, None);
     let mut sample = foreign_client(server, &mut command, |output| {
         let report: Value = serde_json::from_str(&output[output.find('{')?..]).ok()?;
         let job = &report["jobs"][0];
@@ -278,10 +281,12 @@ fn fio(job: &Job, server: &Server, pressure: &Pressure) -> Result<Sample> {
             return None;
         }
         seconds = job["read"]["runtime"].as_f64()?.max(job["write"]["runtime"].as_f64()?) / 1e3;
+        p99 = job["read"]["clat_ns"]["percentile"]["99.000000"].as_f64().map(|time| time / 1e3);
         Some(job["read"]["total_ios"].as_u64()? + job["write"]["total_ios"].as_u64()?)
     })?;
     // fio's own time, without its start and its report.
     sample.seconds = seconds;
+    sample.read_p99_us = p99;
     Ok(sample)
 }
 

@@ -52,6 +52,12 @@ impl Series {
     fn costs(&self) -> Vec<f64> {
         self.samples.iter().map(super::Sample::cost).collect()
     }
+
+    /// The median of the rounds; `None` if the client does not measure it.
+    fn read_p99_us(&self) -> Option<f64> {
+        let times: Option<Vec<f64>> = self.samples.iter().map(|sample| sample.read_p99_us).collect();
+        times.as_deref().map(median)
+    }
 }
 
 /// The median of the rounds' own ratios; rounds lie beside each other in time, so what drifts drops out.
@@ -60,12 +66,13 @@ fn ratio(of: &[f64], to: &[f64]) -> f64 {
     median(&ratios)
 }
 
-const HEAD: [&str; 9] = [
+const HEAD: [&str; 10] = [
     "storage",
     "job",
     "server",
     "op/s (least..greatest)",
     "MB/s",
+    "read p99 us",
     "server CPU us/op",
     "op/s : nbdkit",
     "CPU : nbdkit",
@@ -105,6 +112,7 @@ impl Report<'_> {
                 series.kind.name().into(),
                 Spread::of(&rates).show(0),
                 format!("{:.0}", median(&rates) * f64::from(series.job.block) / 1e6),
+                series.read_p99_us().map_or_else(|| "-".into(), |time| format!("{time:.0}")),
                 Spread::of(&costs).show(2),
                 against(Kind::Nbdkit, Series::rates),
                 against(Kind::Nbdkit, Series::costs),
@@ -233,6 +241,7 @@ impl Report<'_> {
                     "storage": series.storage.name(), "job": series.job.name, "server": series.kind.name(),
                     "block": series.job.block, "rates": series.rates(), "server_cpu_us_per_op": series.costs(),
                     "rate": median(&series.rates()), "cost": median(&series.costs()),
+                    "read_p99_us": series.read_p99_us(),
                     "foreign": series.samples.iter().map(|sample| sample.foreign).collect::<Vec<_>>(),
                 })
             })
