@@ -3,6 +3,7 @@
 use crate::segments::{SegmentList, Segments, advance};
 use crate::{FileId, FileOp, IoId, Nanos, Patience, Point, Probe, QueueId, Ring, RingFull};
 use block::{Cookie, Data, Request, Segment, Status, Tag};
+use std::collections::VecDeque;
 
 /// A node's place in its stack. A parent's number is always below its children's.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -111,7 +112,8 @@ pub(crate) struct Common {
     pub(crate) segments: Box<[Segment]>,
     /// Spare child tags of each node: a layer can never take those that a layer below it needs.
     pub(crate) spare: Box<[Vec<Tag>]>,
-    pub(crate) spawned: Vec<Spawn>,
+    /// To be started, in order. Each holds a child tag, so it never outgrows those.
+    pub(crate) spawned: VecDeque<Spawn>,
     pub(crate) probe: Option<Box<dyn Probe>>,
 }
 
@@ -142,7 +144,7 @@ impl<R: Ring> Cx<'_, R> {
         req: Request,
     ) -> Result<(), NoChild> {
         let tag = self.common.spare[self.node.index()].pop().ok_or(NoChild)?;
-        self.common.spawned.push(Spawn { tag, parent, node, kind, req });
+        self.common.spawned.push_back(Spawn { tag, parent, node, kind, req });
         Ok(())
     }
 

@@ -13,6 +13,9 @@ use block::{Cookie, Data, Request, Segment, Status, Tag};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+#[cfg(test)]
+mod tests;
+
 /// The most nodes on one request's path.
 const DEPTH_MAX: usize = 8;
 /// Steps down that one carry may take before the request is parked for a turn, so that a retry loop
@@ -179,7 +182,7 @@ impl<R: Ring> Queue<R> {
                 queue: config.id,
                 segments: vec![Segment::EMPTY; tags * usize::from(config.segments_per_tag)].into(),
                 spare: spare.into(),
-                spawned: Vec::with_capacity(tags),
+                spawned: VecDeque::with_capacity(tags),
                 probe: None,
             },
             free: (0..config.depth).rev().map(Tag).collect(),
@@ -320,6 +323,9 @@ impl<R: Ring> Queue<R> {
             let mut cx = Cx { common: &mut self.common, node: NodeId(number as u8), ring };
             node.commit(&mut cx);
         }
+        if !self.common.spawned.is_empty() {
+            self.start_children(ring);
+        }
     }
 
     /// Requests that are over, each told once.
@@ -401,9 +407,7 @@ impl<R: Ring> Queue<R> {
     }
 
     fn start_children(&mut self, ring: &mut R) {
-        let mut next = 0;
-        while let Some(&Spawn { tag, parent, node, kind, req }) = self.common.spawned.get(next) {
-            next += 1;
+        while let Some(Spawn { tag, parent, node, kind, req }) = self.common.spawned.pop_front() {
             let above = &mut self.slots[parent.tag.index()];
             debug_assert!(above.state == State::Held && above.generation == parent.generation);
             let (start, counted) = (above.start, above.counted && kind == ChildKind::Piece);
@@ -419,7 +423,6 @@ impl<R: Ring> Queue<R> {
             slot.state = State::Moving;
             self.carry(tag, Verdict::Down(node), ring);
         }
-        self.common.spawned.clear();
     }
 
     fn carry(&mut self, mut tag: Tag, mut verdict: Verdict, ring: &mut R) {

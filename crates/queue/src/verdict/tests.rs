@@ -1,0 +1,519 @@
+//! The loop, one behaviour each, over nodes as small as these behaviours allow.
+
+use super::*;
+use crate::{FileId, FileOp, IoId, NoChild, Patience, RingFull};
+use block::{Bytes, Op, Region};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// Carries nothing but the time, and remembers whom it was asked to cancel.
+#[derive(Default)]
+struct TestRing {
+    now: Nanos,
+    cancelled: Vec<Cookie>,
+}
+
+impl Ring for TestRing {
+    fn now(&self) -> Nanos {
+        self.now
+    }
+    fn allocate(&mut self, _: u32) -> Option<Segment> {
+        None
+    }
+    fn free(&mut self, _: Segment) {}
+    fn bytes(&self, _: Segment) -> &[u8] {
+        &[]
+    }
+    fn bytes_mut(&mut self, _: Segment) -> &mut [u8] {
+        &mut []
+    }
+    fn try_now(&mut self, _: FileId, _: FileOp, _: &[Segment], _: Patience) -> Option<i64> {
+        None
+    }
+    fn start(&mut self, _: IoId, _: FileId, _: FileOp, _: &[Segment]) -> Result<(), RingFull> {
+        Err(RingFull)
+    }
+    fn timer(&mut self, _: IoId, _: Nanos) {}
+    fn cancel(&mut self, id: IoId) {
+        self.cancelled.push(id.cookie);
+    }
+}
+
+/// A backend that answers with what its list says, front first, then the last again and again.
+#[derive(Default)]
+struct Log {
+    answers: Vec<Verdict>,
+    seen: Vec<(u64, u64)>,
+    held: Vec<Cookie>,
+}
+
+#[derive(Clone, Default)]
+struct Disk(Rc<RefCell<Log>>);
+
+impl Disk {
+    fn answering(answers: &[Verdict]) -> Disk {
+        let disk = Disk::default();
+        disk.0.borrow_mut().answers = answers.to_vec();
+        disk
+    }
+    fn seen(&self) -> Vec<(u64, u64)> {
+        self.0.borrow().seen.clone()
+    }
+    fn held(&self, index: usize) -> Cookie {
+        self.0.borrow().held[index]
+    }
+}
+
+impl Node<TestRing> for Disk {
+    fn submit(&mut self, io: Cookie, req: &mut Request, _: &mut Cx<'_, TestRing>) -> Verdict {
+        let mut log = self.0.borrow_mut();
+        log.seen.push((req.offset.0, req.len.0));
+        let answer = if log.answers.len() > 1 { log.answers.remove(0) } else { log.answers[0] };
+        if answer == Verdict::Held {
+            log.held.push(io);
+        }
+        answer
+    }
+    fn reap(&mut self, _: Cookie, _: &mut Request, result: i64, _: &mut Cx<'_, TestRing>) -> Verdict {
+        Verdict::Up(Status::from_result(result, 0))
+    }
+}
+
+const OK: Verdict = Verdict::Up(Status::Ok);
+const FAILED: Verdict = Verdict::Up(Status::Transport);
+
+/// Tries one child after the other, `rounds` times over.
+struct Failover {
+    children: Vec<NodeId>,
+    next: usize,
+    rounds: usize,
+}
+
+impl Node<TestRing> for Failover {
+    fn submit(&mut self, _: Cookie, _: &mut Request, _: &mut Cx<'_, TestRing>) -> Verdict {
+        self.next = 1;
+        Verdict::Down(self.children[0])
+    }
+    fn end_io(&mut self, _: Cookie, _: &mut Request, status: Status, _: &mut Cx<'_, TestRing>) -> Verdict {
+        if status.is_ok() || self.next == self.children.len() * self.rounds {
+            return Verdict::Up(status);
+        }
+        self.next += 1;
+        Verdict::Down(self.children[(self.next - 1) % self.children.len()])
+    }
+}
+
+/// Starts `count` children of `len` bytes one behind the other, as many at once as are spare.
+struct Fan {
+    child: NodeId,
+    count: u64,
+    kind: ChildKind,
+    /// By tag: started, ended, first error.
+    state: Vec<(u64, u64, Status)>,
+}
+
+impl Fan {
+    fn new(child: u8, count: u64, kind: ChildKind) -> Fan {
+        Fan { child: NodeId(child), count, kind, state: vec![(0, 0, Status::Ok); 64] }
+    }
+    fn start(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, TestRing>) -> Verdict {
+        let state = &mut self.state[io.tag.index()];
+        while state.0 < self.count {
+            let len = match self.kind {
+                ChildKind::Piece => req.len.0 / self.count,
+                ChildKind::Copy => req.len.0,
+            };
+            let offset = if self.kind == ChildKind::Piece { state.0 * len } else { 0 };
+            let child = Request { offset: req.offset + Bytes(offset), len: Bytes(len), ..*req };
+            match cx.spawn(io, self.child, self.kind, child) {
+                Ok(()) => state.0 += 1,
+                Err(NoChild) => break,
+            }
+        }
+        if state.0 == state.1 { Verdict::Busy } else { Verdict::Held }
+    }
+}
+
+impl Node<TestRing> for Fan {
+    fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, TestRing>) -> Verdict {
+        self.state[io.tag.index()] = (0, 0, Status::Ok);
+        self.start(io, req, cx)
+    }
+    fn child_end(
+        &mut self,
+        io: Cookie,
+        req: &mut Request,
+        _: &Request,
+        status: Status,
+        cx: &mut Cx<'_, TestRing>,
+    ) -> Verdict {
+        let state = &mut self.state[io.tag.index()];
+        state.1 += 1;
+        if state.2.is_ok() {
+            state.2 = status;
+        }
+        if state.1 == self.count { Verdict::Up(state.2) } else { self.start(io, req, cx) }
+    }
+    fn cancel(&mut self, _: Cookie, _: &mut Cx<'_, TestRing>) {}
+}
+
+struct Bench {
+    queue: Queue<TestRing>,
+    ring: TestRing,
+}
+
+impl Bench {
+    fn new(build: impl FnOnce(&mut Stack<TestRing>)) -> Bench {
+        let mut stack = Stack::default();
+        build(&mut stack);
+        let config = QueueConfig { id: QueueId(3), depth: 4, segments_per_tag: 4, timeout_ns: Some(1000) };
+        let ring = TestRing { now: Nanos(100), ..TestRing::default() };
+        Bench { queue: Queue::new(config, stack).expect("a stack that fits"), ring }
+    }
+    fn submit_at(&mut self, offset: u64, len: u64) -> Tag {
+        let tag = self.queue.tag().expect("a free tag");
+        let req = Request::new(Op::Write, Bytes(offset), Bytes(len));
+        self.queue.submit(tag, Owner(offset as u32), req, &mut self.ring);
+        tag
+    }
+    fn submit(&mut self) -> Tag {
+        self.submit_at(0, 8192)
+    }
+    fn complete(&mut self, cookie: Cookie, status: Status) {
+        self.queue.complete(cookie, -i64::from(status.errno()), &mut self.ring);
+    }
+    fn done(&mut self) -> Vec<(u32, Status)> {
+        let done: Vec<_> = self.queue.done().collect();
+        done.iter().for_each(|done| self.queue.release(done.tag));
+        done.iter().map(|done| (done.owner.0, done.status)).collect()
+    }
+    fn statuses(&mut self) -> Vec<Status> {
+        self.done().into_iter().map(|done| done.1).collect()
+    }
+    fn writes(&mut self) -> u64 {
+        self.queue.account(self.ring.now);
+        self.queue.stats().snapshot(self.ring.now).ops[Op::Write as usize].ios
+    }
+}
+
+fn over_one(layer: impl Node<TestRing> + 'static, children: u16, disk: &Disk) -> Bench {
+    let disk = disk.clone();
+    Bench::new(|stack| {
+        stack.layer(Box::new(layer), children);
+        stack.backend(Box::new(disk));
+    })
+}
+
+fn alone(disk: &Disk) -> Bench {
+    let disk = disk.clone();
+    Bench::new(|stack| {
+        stack.backend(Box::new(disk));
+    })
+}
+
+#[test]
+fn a_request_fails_over_to_the_path_that_works() {
+    let (bad, good) = (Disk::answering(&[FAILED]), Disk::answering(&[OK]));
+    let mut bench = Bench::new(|stack| {
+        let children = vec![NodeId(1), NodeId(2)];
+        stack.layer(Box::new(Failover { children, next: 0, rounds: 1 }), 0);
+        stack.backend(Box::new(bad.clone()));
+        stack.backend(Box::new(good.clone()));
+    });
+    bench.submit();
+    assert_eq!(bench.statuses(), [Status::Ok]);
+    assert_eq!((bad.seen(), good.seen()), (vec![(0, 8192)], vec![(0, 8192)]));
+}
+
+#[test]
+fn a_mirror_ends_when_its_last_copy_has() {
+    let disk = Disk::answering(&[Verdict::Held]);
+    let mut bench = over_one(Fan::new(1, 2, ChildKind::Copy), 8, &disk);
+    bench.submit();
+    bench.complete(disk.held(0), Status::Medium);
+    assert_eq!(bench.statuses(), []);
+    bench.complete(disk.held(1), Status::Ok);
+    assert_eq!(bench.statuses(), [Status::Medium]);
+    assert_eq!(disk.seen(), [(0, 8192), (0, 8192)]);
+}
+
+#[test]
+fn copies_are_not_counted_but_their_parent_is() {
+    let disk = Disk::answering(&[OK]);
+    let mut bench = over_one(Fan::new(1, 3, ChildKind::Copy), 8, &disk);
+    bench.submit();
+    assert_eq!((bench.writes(), disk.seen().len()), (1, 3));
+}
+
+#[test]
+fn pieces_are_counted_but_their_parent_is_not() {
+    let disk = Disk::answering(&[OK]);
+    let mut bench = over_one(Fan::new(1, 4, ChildKind::Piece), 8, &disk);
+    bench.submit();
+    assert_eq!(bench.writes(), 4);
+    let snapshot = bench.queue.stats().snapshot(bench.ring.now);
+    assert_eq!(snapshot.ops[Op::Write as usize].bytes, 8192);
+}
+
+#[test]
+fn pieces_of_a_copy_are_not_counted() {
+    let disk = Disk::answering(&[OK]);
+    let mut bench = Bench::new(|stack| {
+        stack.layer(Box::new(Fan::new(1, 2, ChildKind::Copy)), 8);
+        stack.layer(Box::new(Fan::new(2, 2, ChildKind::Piece)), 8);
+        stack.backend(Box::new(disk.clone()));
+    });
+    bench.submit();
+    assert_eq!((bench.writes(), disk.seen().len()), (1, 4));
+}
+
+#[test]
+#[should_panic(expected = "late or double end")]
+fn a_second_completion_panics() {
+    let disk = Disk::answering(&[Verdict::Held]);
+    let mut bench = alone(&disk);
+    bench.submit();
+    bench.complete(disk.held(0), Status::Ok);
+    bench.complete(disk.held(0), Status::Ok);
+}
+
+#[test]
+#[should_panic(expected = "late or double end")]
+fn a_completion_of_an_earlier_request_under_the_same_tag_panics() {
+    let disk = Disk::answering(&[Verdict::Held]);
+    let mut bench = alone(&disk);
+    let first = bench.submit();
+    bench.complete(disk.held(0), Status::Ok);
+    bench.done();
+    assert_eq!(bench.submit(), first);
+    bench.complete(disk.held(0), Status::Ok);
+}
+
+#[test]
+#[should_panic(expected = "is in use")]
+fn submitting_under_a_tag_that_is_in_use_panics() {
+    let disk = Disk::answering(&[Verdict::Held]);
+    let mut bench = alone(&disk);
+    let tag = bench.submit();
+    bench.queue.submit(tag, Owner(0), Request::flush(), &mut bench.ring);
+}
+
+#[test]
+fn a_retry_loop_is_parked_after_so_many_hops_and_goes_on_next_turn() {
+    let disk = Disk::answering(&[FAILED]);
+    let layer = Failover { children: vec![NodeId(1)], next: 0, rounds: 100 };
+    let mut bench = over_one(layer, 0, &disk);
+    bench.submit();
+    assert!(bench.queue.has_parked());
+    assert_eq!(disk.seen().len(), HOPS_MAX as usize - 1, "the layer itself is a hop");
+    bench.queue.turn(&mut bench.ring);
+    assert_eq!(disk.seen().len(), 100);
+    assert_eq!(bench.statuses(), [Status::Transport]);
+}
+
+#[test]
+fn busy_parks_and_is_offered_again_once_a_turn_in_order() {
+    let disk = Disk::answering(&[Verdict::Busy, Verdict::Busy, Verdict::Busy, OK]);
+    let mut bench = alone(&disk);
+    bench.submit_at(0, 512);
+    bench.submit_at(1, 512);
+    assert_eq!(bench.statuses(), []);
+    bench.queue.turn(&mut bench.ring);
+    assert_eq!(bench.done(), [(1, Status::Ok)]);
+    assert!(bench.queue.has_parked());
+    bench.queue.turn(&mut bench.ring);
+    assert_eq!(bench.done(), [(0, Status::Ok)]);
+    assert_eq!(disk.seen(), [(0, 512), (1, 512), (0, 512), (1, 512), (0, 512)]);
+    assert!(!bench.queue.has_parked());
+}
+
+#[test]
+fn a_frozen_queue_holds_back_and_thaws_in_order() {
+    let disk = Disk::answering(&[OK]);
+    let mut bench = alone(&disk);
+    bench.queue.freeze();
+    for n in 0..3 {
+        bench.submit_at(n, 512);
+    }
+    bench.queue.turn(&mut bench.ring);
+    assert_eq!((bench.statuses().len(), disk.seen().len()), (0, 0));
+    assert_eq!(bench.queue.in_flight(), 3);
+    bench.queue.thaw(&mut bench.ring);
+    assert_eq!(bench.done(), [(0, Status::Ok), (1, Status::Ok), (2, Status::Ok)]);
+}
+
+#[test]
+fn a_queue_is_drained_when_only_those_held_back_are_left() {
+    let disk = Disk::answering(&[Verdict::Held, Verdict::Busy, OK]);
+    let mut bench = alone(&disk);
+    assert!(bench.queue.is_drained());
+    bench.submit();
+    bench.submit();
+    bench.queue.freeze();
+    bench.submit();
+    assert!(!bench.queue.is_drained());
+    bench.queue.turn(&mut bench.ring);
+    assert!(!bench.queue.is_drained(), "what was parked went on, one is held");
+    bench.complete(disk.held(0), Status::Ok);
+    assert!(bench.queue.is_drained());
+    assert_eq!(bench.queue.in_flight(), 1);
+}
+
+#[test]
+fn a_timeout_cancels_once_a_period_and_shows_only_when_it_fails() {
+    let disk = Disk::answering(&[Verdict::Held]);
+    let mut bench = alone(&disk);
+    bench.submit_at(0, 512);
+    bench.submit_at(1, 512);
+    bench.ring.now = Nanos(1099);
+    assert_eq!(bench.queue.expire(&mut bench.ring), 0);
+    bench.ring.now = Nanos(1100);
+    assert_eq!(bench.queue.expire(&mut bench.ring), 2);
+    assert_eq!(bench.queue.expire(&mut bench.ring), 0, "asked once");
+    assert_eq!(bench.ring.cancelled, [disk.held(0), disk.held(1)]);
+    assert_eq!(bench.statuses(), [], "the tags are their holder's until it says so");
+    bench.ring.now = Nanos(2100);
+    assert_eq!(bench.queue.expire(&mut bench.ring), 2, "asked again when the time has passed again");
+    bench.complete(disk.held(0), Status::IoError);
+    bench.complete(disk.held(1), Status::Ok);
+    assert_eq!(bench.done(), [(0, Status::Timeout), (1, Status::Ok)]);
+    bench.submit();
+    bench.complete(disk.held(2), Status::IoError);
+    assert_eq!(bench.statuses(), [Status::IoError], "the next under the tag starts afresh");
+}
+
+#[test]
+fn children_are_as_old_as_their_parent() {
+    let disk = Disk::answering(&[Verdict::Held]);
+    let mut bench = over_one(Fan::new(1, 4, ChildKind::Piece), 1, &disk);
+    bench.submit();
+    bench.ring.now = Nanos(1000);
+    bench.complete(disk.held(0), Status::Ok);
+    bench.ring.now = Nanos(1100);
+    bench.queue.expire(&mut bench.ring);
+    assert_eq!(bench.ring.cancelled, [disk.held(1)]);
+}
+
+#[test]
+fn two_layers_with_one_child_each_do_not_deadlock() {
+    let disk = Disk::answering(&[Verdict::Held]);
+    let mut bench = Bench::new(|stack| {
+        stack.layer(Box::new(Fan::new(1, 2, ChildKind::Piece)), 1);
+        stack.layer(Box::new(Fan::new(2, 2, ChildKind::Piece)), 1);
+        stack.backend(Box::new(disk.clone()));
+    });
+    for n in 0..3 {
+        bench.submit_at(n * 8192, 8192);
+    }
+    let mut ended = Vec::new();
+    for index in 0..12 {
+        bench.queue.turn(&mut bench.ring);
+        bench.complete(disk.held(index), Status::Ok);
+        ended.extend(bench.done());
+    }
+    ended.sort_unstable_by_key(|done| done.0);
+    assert_eq!(ended, [(0, Status::Ok), (8192, Status::Ok), (16384, Status::Ok)]);
+    let mut seen = disk.seen();
+    seen.sort_unstable();
+    assert_eq!(seen, (0..12).map(|n| (n * 2048, 2048)).collect::<Vec<_>>());
+}
+
+#[test]
+fn many_more_pieces_than_children_do_not_grow_the_list() {
+    let disk = Disk::answering(&[OK]);
+    let mut bench = over_one(Fan::new(1, 4096, ChildKind::Piece), 2, &disk);
+    let room = bench.queue.common.spawned.capacity();
+    bench.submit();
+    assert_eq!((bench.statuses(), disk.seen().len()), (vec![Status::Ok], 4096));
+    assert_eq!(bench.queue.common.spawned.capacity(), room);
+}
+
+/// Starts children for what it holds only at the end of the batch.
+struct Late(Vec<Cookie>);
+
+impl Node<TestRing> for Late {
+    fn submit(&mut self, io: Cookie, _: &mut Request, _: &mut Cx<'_, TestRing>) -> Verdict {
+        self.0.push(io);
+        Verdict::Held
+    }
+    fn commit(&mut self, cx: &mut Cx<'_, TestRing>) {
+        for io in self.0.drain(..) {
+            let spawned = cx.spawn(io, NodeId(1), ChildKind::Copy, Request::flush());
+            assert_eq!(spawned, Ok(()));
+        }
+    }
+}
+
+#[test]
+fn children_started_at_the_end_of_a_batch_go_down_in_that_turn() {
+    let disk = Disk::answering(&[OK]);
+    let mut bench = over_one(Late(Vec::new()), 4, &disk);
+    bench.submit();
+    bench.submit();
+    bench.queue.turn(&mut bench.ring);
+    assert_eq!(bench.statuses(), [Status::Ok, Status::Ok]);
+}
+
+#[derive(Clone, Default)]
+struct Letters(Rc<RefCell<String>>);
+
+impl Probe for Letters {
+    fn point(&mut self, _: Nanos, point: Point) {
+        self.0.borrow_mut().push(match point.event {
+            Event::Queued => 'Q',
+            Event::Split { .. } => 'X',
+            Event::Got => 'G',
+            Event::Inserted => 'I',
+            Event::Issued => 'D',
+            Event::Completed { .. } => 'C',
+            Event::Requeued => 'R',
+            Event::Remapped { .. } => 'A',
+        });
+    }
+}
+
+#[test]
+fn the_points_of_a_life_are_passed_in_order() {
+    let disk = Disk::answering(&[Verdict::Busy, OK]);
+    let mut bench = over_one(Failover { children: vec![NodeId(1)], next: 0, rounds: 1 }, 0, &disk);
+    let letters = Letters::default();
+    bench.queue.set_probe(Some(Box::new(letters.clone())));
+    bench.submit();
+    bench.queue.turn(&mut bench.ring);
+    assert_eq!(*letters.0.borrow(), "QGIDRGIDC", "no room is known only once it was offered");
+}
+
+#[test]
+fn a_requests_memory_stays_while_its_tag_is_in_use() {
+    let mut bench = alone(&Disk::answering(&[OK]));
+    let (a, b) = (bench.queue.tag().expect("free"), bench.queue.tag().expect("free"));
+    let piece = |offset| Segment { offset, len: 512, region: Region(1) };
+    let of_a = bench.queue.run(a, &[piece(0), piece(4096)]).expect("room");
+    let of_b = bench.queue.run(b, &[piece(512), piece(1024), piece(8192)]).expect("room");
+    assert_eq!(bench.queue.segments(of_a, 1024).collect::<Vec<_>>(), [piece(0), piece(4096)]);
+    assert_eq!(bench.queue.segments(of_b, 1536).count(), 3);
+    assert_eq!(bench.queue.run(a, &[piece(0); 5]), None, "more than there is room for");
+    assert_eq!(bench.queue.run(a, &[piece(7)]), Some(Data::One(piece(7))));
+}
+
+#[test]
+fn a_stack_that_cannot_be_numbered_is_refused() {
+    let config = QueueConfig { id: QueueId(0), depth: 4, segments_per_tag: 1, timeout_ns: None };
+    let refusal = |stack| Queue::<TestRing>::new(config, stack).err();
+    assert_eq!(refusal(Stack::default()), Some(StackError::NodeCount(0)));
+    let mut stack = Stack::default();
+    stack.layer(Box::new(Late(Vec::new())), u16::MAX);
+    assert_eq!(refusal(stack), Some(StackError::Tags(65539)));
+}
+
+#[test]
+fn a_full_queue_has_no_tag_until_one_is_released() {
+    let disk = Disk::answering(&[OK]);
+    let mut bench = alone(&disk);
+    for _ in 0..4 {
+        bench.submit();
+    }
+    assert_eq!(bench.queue.tag(), None);
+    assert_eq!(bench.done().len(), 4);
+    assert!(bench.queue.tag().is_some());
+}
