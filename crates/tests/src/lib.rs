@@ -2,4 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod peer;
+pub mod raw;
+pub mod server;
 pub mod simulation;
+pub mod tools;

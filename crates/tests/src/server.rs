@@ -1,0 +1,458 @@
+//! The real binary under test, in a world of its own.
+//!
+//! A [`Sandbox`] is a temporary folder that is also the run directory; a [`Server`] is `blockyard serve`
+//! or `up` in it. The binary is `$BLOCKYARD_BIN`, else the one of this workspace, built if need be.
+//!
+//! *Invariants:* nothing outlives its sandbox, whatever became of the test. A server that a test did not
+//! end itself is ended with SIGTERM and must exit with status 0: no test passes over a dead server.
+
+use crate::tools::{PATIENCE, find, run, until, wait_within};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// How long a server may take to start or to end before that is an error. Not how long it should.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// The binary under test.
+pub fn binary() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| match std::env::var_os("BLOCKYARD_BIN") {
+        Some(path) => {
+            let path = PathBuf::from(path);
+            assert!(path.is_file(), "BLOCKYARD_BIN={}: there is no such file", path.display());
+            path
+        }
+        None => built(),
+    })
+}
+
+/// Whether it is optimised: promises about time and memory are made for such a binary only.
+pub fn is_release() -> bool {
+    binary().components().any(|part| part.as_os_str() == "release")
+}
+
+/// The binary beside the test program, whose own path is `target/PROFILE/deps/NAME`.
+fn built() -> PathBuf {
+    let test = std::env::current_exe().expect("a test program knows its own path");
+    let profile = test.parent().and_then(Path::parent).expect("cargo keeps test programs in deps");
+    let path = profile.join("blockyard");
+    let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    build.args(["build", "--quiet", "--package", "blockyard"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+    if profile.ends_with("release") {
+        build.arg("--release");
+    }
+    // Also when it is there: it may be older than its source.
+    crate::tools::run_within(&mut build, Duration::from_secs(600)).ok();
+    assert!(path.is_file(), "{}: cargo did not build it", path.display());
+    path
+}
+
+/// How the server's threads talk to the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Engine {
+    /// Whatever is best here.
+    Auto,
+    /// io_uring.
+    IoUring,
+    /// The fallback.
+    Epoll,
+}
+
+/// Makes each of these functions from [`Engine`] two tests, one for each engine.
+#[macro_export]
+macro_rules! on_both_engines {
+    ($($test:ident),+ $(,)?) => {
+        mod io_uring {
+            $(#[test] fn $test() { super::$test($crate::server::Engine::IoUring) })+
+        }
+        mod epoll {
+            $(#[test] fn $test() { super::$test($crate::server::Engine::Epoll) })+
+        }
+    };
+}
+
+/// A folder for one test, and the processes in it.
+pub struct Sandbox {
+    dir: TempDir,
+    engine: Engine,
+}
+
+impl Default for Sandbox {
+    fn default() -> Self {
+        Self::new(Engine::Auto)
+    }
+}
+
+impl Sandbox {
+    /// An empty one, on tmpfs where there is one.
+    ///
+    /// # Panics
+    /// If there can be no temporary folder.
+    pub fn new(engine: Engine) -> Sandbox {
+        // Sockets lie in it, whose paths have at most 107 bytes: so not where TMPDIR may lead.
+        let dir = tempfile::Builder::new().prefix("by-").tempdir_in("/tmp").expect("a folder in /tmp");
+        Sandbox { dir, engine }
+    }
+
+    /// A path in it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The run directory of all that is started here.
+    pub fn run_dir(&self) -> PathBuf {
+        self.path("run")
+    }
+
+    /// Makes a file of this many bytes, all of them a hole.
+    ///
+    /// # Panics
+    /// If it cannot be made.
+    pub fn image(&self, name: &str, len: u64) -> PathBuf {
+        let path = self.path(name);
+        File::create(&path).and_then(|file| file.set_len(len)).expect("a file in the sandbox");
+        path
+    }
+
+    /// Makes a file with content that repeats nowhere within it.
+    ///
+    /// # Panics
+    /// If it cannot be made.
+    pub fn noise(&self, name: &str, len: usize) -> PathBuf {
+        let path = self.path(name);
+        std::fs::write(&path, noise(len as u64, len)).expect("a file in the sandbox");
+        path
+    }
+
+    /// Makes a file with this text.
+    ///
+    /// # Panics
+    /// If it cannot be made.
+    pub fn text(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path(name);
+        std::fs::write(&path, text).expect("a file in the sandbox");
+        path
+    }
+
+    /// `program` as started in the sandbox: its environment, its folder.
+    pub fn command(&self, program: impl AsRef<Path>) -> Command {
+        let mut command = Command::new(program.as_ref());
+        command.current_dir(self.dir.path()).env("BLOCKYARD_RUN", self.run_dir());
+        match self.engine {
+            Engine::Auto => command.env_remove("BLOCKYARD_RING"),
+            Engine::IoUring => command.env("BLOCKYARD_RING", "io_uring"),
+            Engine::Epoll => command.env("BLOCKYARD_RING", "epoll"),
+        };
+        command
+    }
+
+    /// The binary with these arguments.
+    pub fn blockyard(&self, arguments: &[&str]) -> Command {
+        let mut command = self.command(binary());
+        command.args(arguments);
+        command
+    }
+
+    /// Runs the binary to its end.
+    ///
+    /// # Panics
+    /// If it is not done in time.
+    #[track_caller]
+    pub fn run(&self, arguments: &[&str]) -> crate::tools::Outcome {
+        run(&mut self.blockyard(arguments))
+    }
+
+    /// Serves a stack on a Unix socket, under the name `disk` unless `more` has a `--name`.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    #[track_caller]
+    pub fn serve(&self, stack: &str, more: &[&str]) -> Server {
+        let socket = self.path("disk.sock");
+        let export = format!("unix:{}", socket.display());
+        let mut arguments = vec!["serve", stack, "--nbd", &export];
+        if !more.contains(&"--name") {
+            arguments.extend(["--name", "disk"]);
+        }
+        arguments.extend(more);
+        self.start(&mut self.blockyard(&arguments), 1)
+    }
+
+    /// Serves a topology.
+    ///
+    /// # Panics
+    /// If it does not come up with this many exports.
+    #[track_caller]
+    pub fn up(&self, topology: &str, exports: usize) -> Server {
+        let file = self.text("topology.toml", topology);
+        self.start(&mut self.blockyard(&["up", &file.to_string_lossy()]), exports)
+    }
+
+    /// Starts a server and waits until it has told of `exports` exports.
+    ///
+    /// # Panics
+    /// If it does not.
+    #[track_caller]
+    pub fn start(&self, command: &mut Command, exports: usize) -> Server {
+        let log = tempfile::NamedTempFile::new_in(self.dir.path()).expect("a file in the sandbox");
+        let log = log.into_temp_path().keep().expect("a file in the sandbox");
+        let stderr = File::create(&log).expect("a file in the sandbox");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
+        let mut child = command.spawn().unwrap_or_else(|why| panic!("{}: {why}", binary().display()));
+        let lines = lines_of(child.stdout.take().expect("stdout is a pipe"));
+        let mut server = Server { child, log, lines, ready: Vec::new(), ended: None };
+        for _ in 0..exports {
+            let line = server.next_line().unwrap_or_else(|why| panic!("no line on stdout: {why}"));
+            server.ready.push(line);
+        }
+        server
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        // What `add` left in the background.
+        for entry in std::fs::read_dir(self.run_dir()).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let pid = name.to_str().and_then(|name| name.strip_prefix("control."));
+            if let Some(pid) = pid.and_then(|pid| pid.parse().ok())
+                && is_ours(pid)
+            {
+                signal(pid, Signal::KILL);
+            }
+        }
+    }
+}
+
+/// Whether the process is the binary under test, and not a stranger that got the PID of a dead one.
+fn is_ours(pid: u32) -> bool {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&line).contains("blockyard")
+}
+
+/// Sends a signal.
+pub fn signal(pid: u32, signal: Signal) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        // It may have ended by itself.
+        let _ = kill_process(pid, signal);
+    }
+}
+
+fn lines_of(pipe: impl std::io::Read + Send + 'static) -> Receiver<String> {
+    let (sender, lines) = channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    lines
+}
+
+/// A running server.
+pub struct Server {
+    child: Child,
+    log: PathBuf,
+    lines: Receiver<String>,
+    /// The lines that told of exports.
+    ready: Vec<String>,
+    /// How it ended, once a test has seen to that.
+    ended: Option<ExitStatus>,
+}
+
+impl Server {
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it said on stdout when it was ready, a line for each export.
+    pub fn ready(&self) -> &[String] {
+        &self.ready
+    }
+
+    /// Where its first export is.
+    pub fn uri(&self) -> &str {
+        self.uri_of(0)
+    }
+
+    /// Where one of its exports is.
+    pub fn uri_of(&self, number: usize) -> &str {
+        let line = &self.ready[number];
+        line.split(' ').nth(2).unwrap_or_else(|| panic!("not `NAME EXPORT ADDRESS`: {line}"))
+    }
+
+    /// The Unix socket of its first export.
+    pub fn socket(&self) -> PathBuf {
+        let uri: proto::nbd::Uri = self.uri().parse().expect("the server prints a URI");
+        match uri.server {
+            proto::nbd::uri::Server::Unix(path) => path,
+            proto::nbd::uri::Server::Tcp { .. } => panic!("{}: not a Unix socket", self.uri()),
+        }
+    }
+
+    /// What it has said on stderr.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    fn next_line(&mut self) -> Result<String, String> {
+        self.lines.recv_timeout(LIMIT).map_err(|why| match why {
+            RecvTimeoutError::Timeout => format!("not in {LIMIT:?}; stderr:\n{}", self.log()),
+            RecvTimeoutError::Disconnected => {
+                format!("it ended ({:?}); stderr:\n{}", wait_within(&mut self.child, LIMIT), self.log())
+            }
+        })
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, which: Signal) {
+        signal(self.pid(), which);
+    }
+
+    /// Whether it has not ended.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Waits for its end, which a signal or a request has brought about.
+    ///
+    /// # Panics
+    /// If it does not end.
+    #[track_caller]
+    pub fn wait(&mut self) -> ExitStatus {
+        let Some(status) = wait_within(&mut self.child, LIMIT) else {
+            panic!("the server did not end in {LIMIT:?}; stderr:\n{}", self.log());
+        };
+        self.ended = Some(status);
+        status
+    }
+
+    /// SIGTERM, and everything that follows from it.
+    ///
+    /// # Panics
+    /// If it does not end with status 0.
+    #[track_caller]
+    pub fn terminate(&mut self) {
+        self.signal(Signal::TERM);
+        let status = self.wait();
+        assert!(status.success(), "after SIGTERM: {status}; stderr:\n{}", self.log());
+    }
+
+    /// SIGKILL: it cannot see it coming.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        self.ended = self.child.wait().ok();
+    }
+
+    /// Memory of the process that is in RAM, in bytes.
+    pub fn resident(&self) -> u64 {
+        self.status_field("VmRSS") * 1024
+    }
+
+    /// Its open file descriptors.
+    pub fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).map_or(0, Iterator::count)
+    }
+
+    fn status_field(&self, name: &str) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+        number.unwrap_or_else(|| panic!("the server is gone; stderr:\n{}", self.log()))
+    }
+
+    /// CPU time that all of its threads have used, in nanoseconds, by the scheduler's own account.
+    pub fn cpu_ns(&self) -> u64 {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).into_iter().flatten().flatten();
+        tasks
+            .filter_map(|task| {
+                let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+                text.split(' ').next()?.parse::<u64>().ok()
+            })
+            .sum()
+    }
+
+    /// Proves that it serves: a client connects to the export `name` and reads its first bytes.
+    ///
+    /// # Panics
+    /// If it does not.
+    #[track_caller]
+    pub fn check_health(&mut self, name: &str) {
+        assert!(self.is_running(), "the server has ended; stderr:\n{}", self.log());
+        let mut peer = crate::peer::Peer::connect(&self.socket(), name);
+        if let Err(error) = peer.read(0, 4096) {
+            panic!("the server does not read any more: {error}; stderr:\n{}", self.log());
+        }
+        peer.disconnect();
+    }
+
+    /// Waits until the scheduler gives it no more time: all that clients caused is done.
+    pub fn settle(&self) {
+        let mut last = self.cpu_ns();
+        until(PATIENCE, || {
+            std::thread::sleep(Duration::from_millis(100));
+            let now = self.cpu_ns();
+            let idle = now == last;
+            last = now;
+            idle.then_some(())
+        });
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if self.ended.is_some() {
+            return;
+        }
+        if std::thread::panicking() {
+            eprintln!("--- stderr of the server:\n{}", self.log());
+            self.kill();
+            return;
+        }
+        self.terminate();
+    }
+}
+
+/// Bytes that look random and are the same for the same seed (xorshift64*, Vigna 2016).
+pub fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state >> 12;
+        state ^= state << 25;
+        state ^= state >> 27;
+        bytes.extend_from_slice(&state.wrapping_mul(0x2545_f491_4f6c_dd1d).to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// True if the test needs root and does not have it; then it is skipped.
+pub fn missing_root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        crate::tools::skip("only root may do this");
+    }
+    !root
+}
+
+/// How to start a program with file systems of its own to mount, which vanish with it; `None` where that
+/// is not allowed. What follows is its command line.
+pub fn private_mounts() -> Option<Vec<&'static str>> {
+    find("unshare")?;
+    let as_root = rustix::process::geteuid().is_root();
+    let words: &[&str] =
+        if as_root { &["unshare", "--mount"] } else { &["unshare", "--mount", "--map-root-user"] };
+    let mut probe = crate::tools::command(words);
+    probe.args(["mount", "-t", "tmpfs", "none", "/mnt"]);
+    run(&mut probe).status.success().then(|| words.to_vec())
+}
