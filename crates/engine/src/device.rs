@@ -5,8 +5,8 @@
 
 use crate::spec::{DeviceName, Direct, IrqMode, LayerKind, LayerSpec, NullSpec, StackSpec};
 use backends::{
-    Backend, Completion, CompletionError, Fact, Failing, Features, File, Null, OpenError, Ram, RamError, Zero,
-    ZeroPages,
+    Backend, Completion, CompletionError, Fact, Failing, Features, File, Null, OpenError, Ram, RamError,
+    Zero, ZeroPages,
 };
 use block::{Bytes, LimitOverrides, LimitsError, ParseLimitsError, QueueLimits, Sectors};
 use exports::nbd::DeviceFacts;
@@ -17,9 +17,6 @@ use std::io;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-
-/// Child requests that one layer may have under way for each request of the queue's depth.
-const CHILDREN_PER_REQUEST: u16 = 4;
 
 /// A page of the page cache, in bytes.
 const PAGE_LEN: u32 = 4096;
@@ -286,13 +283,12 @@ impl Device {
         let mut stack = Stack::default();
         for (position, limits) in self.layer_limits.iter().rev().enumerate() {
             let child = NodeId(position as u8 + 1);
-            let children = self.depth.saturating_mul(CHILDREN_PER_REQUEST);
-            stack.layer(Box::new(Split::new(limits, child)), children);
+            stack.layer(Box::new(Split::new(limits, child)), Split::children(self.depth));
         }
         let mut held = Held::default();
         match &self.source {
             Source::File(file) => {
-                let id = ring.add_file(file.fd().clone())?;
+                let id = ring.add_file(Arc::new(file.descriptor()?))?;
                 held.file = Some(id);
                 stack.backend(Box::new(file.node(id)));
             }

@@ -3,7 +3,12 @@
 #![forbid(unsafe_code)]
 
 pub mod control;
+pub mod device;
+pub mod host;
 pub mod listen;
+pub mod nbd;
+mod reactor;
 pub mod rundir;
 pub mod spec;
 pub mod topology;
+mod yard;

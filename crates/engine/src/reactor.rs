@@ -16,7 +16,6 @@ use queue::{Done, Owner, Queue, QueueConfig, QueueId, Queues};
 use ring::{EngineInfo, Event, KernelRing, RingConfig, Wait, Waker};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -28,15 +27,15 @@ const SELF: Owner = Owner(u32::MAX);
 const SEGMENTS_PER_TAG: u16 = 4;
 
 /// A connection whose handshake is done.
-pub struct Adoption {
+pub(crate) struct Adoption {
     /// The socket, in its transmission phase.
-    pub fd: OwnedFd,
+    pub(crate) fd: OwnedFd,
     /// What was negotiated.
-    pub session: Session,
+    pub(crate) session: Session,
     /// The device.
-    pub device: Arc<Device>,
+    pub(crate) device: Arc<Device>,
     /// Bytes received behind the handshake.
-    pub leftover: Vec<u8>,
+    pub(crate) leftover: Vec<u8>,
 }
 
 enum Mail {
@@ -61,18 +60,20 @@ impl Reactor {
     pub(crate) fn start(number: usize, config: RingConfig) -> io::Result<Reactor> {
         let (mail, inbox) = channel();
         let (ready, is_ready) = channel();
-        let thread = std::thread::Builder::new().name(format!("reactor-{number}")).spawn(move || {
-            match KernelRing::new(config) {
-                Ok(ring) => {
-                    let told = ready.send(Ok((ring.waker(), ring.engine().clone())));
-                    if told.is_ok() {
-                        State::new(number, ring, inbox).run();
+        let thread =
+            std::thread::Builder::new().name(format!("reactor-{number}")).spawn(
+                move || match KernelRing::new(config) {
+                    Ok(ring) => {
+                        let told = ready.send(Ok((ring.waker(), ring.engine().clone())));
+                        if told.is_ok() {
+                            State::new(number, ring, inbox).run();
+                        }
                     }
-                }
-                Err(error) => drop(ready.send(Err(error))),
-            }
-        })?;
-        let (waker, engine) = is_ready.recv().map_err(|_| io::Error::other("the reactor did not start"))??;
+                    Err(error) => drop(ready.send(Err(error))),
+                },
+            )?;
+        let (waker, engine) =
+            is_ready.recv().map_err(|_| io::Error::other("the reactor did not start"))??;
         Ok(Reactor { mail: Mutex::new(mail), waker, engine, thread: Mutex::new(Some(thread)) })
     }
 
@@ -167,9 +168,9 @@ impl State {
                         self.queues.touch(queue).complete(cookie, result, &mut self.ring);
                     }
                     Event::Woken => has_mail = true,
-                    event => self
-                        .front
-                        .event(event, &mut Turn { ring: &mut self.ring, queues: &mut self.queues }),
+                    event => {
+                        self.front.event(event, &mut Turn { ring: &mut self.ring, queues: &mut self.queues })
+                    }
                 }
             }
             if has_mail {

@@ -39,7 +39,7 @@ impl Yard for Host {
 impl Host {
     fn info(&self, device: &Arc<Device>) -> DeviceInfo {
         let (engine, now) = (self.engine(), ring::clock());
-        let queues = device.lanes().iter().map(|lane| QueueInfo {
+        let queues = device.lanes().into_iter().map(|lane| QueueInfo {
             reactor: lane.reactor as u16,
             engine: engine.name.to_owned(),
             why: engine.why.clone(),

@@ -9,7 +9,7 @@ use block::{Bytes, QueueLimits};
 use queue::FileId;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -124,6 +124,14 @@ impl File {
     /// The node of one hardware queue. `file`: what the queue's ring calls this file's descriptor.
     pub fn node(&self, file: FileId) -> super::FileNode {
         super::FileNode::new(Arc::clone(&self.shared), file)
+    }
+
+    /// Another descriptor of the open file, for a ring. Locks and flags are those of the file.
+    ///
+    /// # Errors
+    /// No descriptor is to be had.
+    pub fn descriptor(&self) -> io::Result<OwnedFd> {
+        self.handle.try_clone().map(OwnedFd::from)
     }
 
     /// What nodes share.

@@ -120,7 +120,7 @@ async fn greet(mut stream: Plain, listener: &Listener, host: &Arc<Host>) -> io::
                 Plain::Tcp(stream) => OwnedFd::from(stream.into_std()?),
                 Plain::Unix(stream) => OwnedFd::from(stream.into_std()?),
             };
-            hand_over(fd, session, leftover, exports, host);
+            hand_over(fd, *session, leftover, exports, host);
             Ok(())
         }
         Outcome::StartTls(early) => {
@@ -183,7 +183,7 @@ where
     match drive(&mut stream, &mut handshake, exports).await? {
         Outcome::Ready(session, leftover) => {
             let (ours, theirs) = UnixStream::pair()?;
-            hand_over(OwnedFd::from(theirs.into_std()?), session, leftover, exports, host);
+            hand_over(OwnedFd::from(theirs.into_std()?), *session, leftover, exports, host);
             tokio::spawn(relay(stream, ours));
             Ok(())
         }
@@ -206,9 +206,9 @@ where
     }
 }
 
-fn hand_over(fd: OwnedFd, session: Box<Session>, leftover: Vec<u8>, exports: &Exports, host: &Arc<Host>) {
+fn hand_over(fd: OwnedFd, session: Session, leftover: Vec<u8>, exports: &Exports, host: &Arc<Host>) {
     // The device may have gone since the handshake looked it up: then the connection closes.
     if let Some(device) = exports.device(session.export) {
-        host.adopt(Adoption { fd, session: *session, device, leftover });
+        host.adopt(Adoption { fd, session, device, leftover });
     }
 }
