@@ -26,12 +26,12 @@ impl FileNode {
         let op = FileOp::Allocate { mode, offset: facts.start.0 + req.offset.0, len: req.len.0 };
         if facts.memory {
             if let Some(result) = cx.try_now(self.file, op, Data::NONE, 0, Patience::Unbounded) {
-                return self.cleared(io, req, result, cx);
+                return self.cleared(io, req, mode, result, cx);
             }
         } else if req.flags.has(Flags::NOWAIT) {
             return Verdict::Up(Status::Again);
         }
-        self.start(io, Phase::Allocate, op, Data::NONE, 0, cx)
+        self.start(io, Phase::Allocate(mode), op, Data::NONE, 0, cx)
     }
 
     /// How `fallocate` does it; `None`: it was seen not to, or not well enough.
@@ -47,19 +47,21 @@ impl FileNode {
         }
     }
 
-    /// `fallocate` is over.
+    /// `fallocate` with that mode is over. What was refused is what was asked for then: another request may
+    /// have been refused meanwhile, and a look at `mode` would now find the next way.
     pub(super) fn cleared<R: Ring>(
         &mut self,
         io: Cookie,
         req: &Request,
+        mode: i32,
         result: i64,
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
         match i32::try_from(-result).unwrap_or(libc::EIO) {
             0 => self.make_durable(io, req, cx),
             libc::EOPNOTSUPP | libc::ENOSYS => {
-                match self.mode(req) {
-                    Some(PUNCH) => self.shared.no_punch.store(true, Relaxed),
+                match mode {
+                    PUNCH => self.shared.no_punch.store(true, Relaxed),
                     _ => self.shared.no_zero_range.store(true, Relaxed),
                 }
                 self.clear(io, req, cx)

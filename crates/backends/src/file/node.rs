@@ -21,8 +21,8 @@ pub(super) enum Phase {
     WindowRead,
     /// Writing it.
     WindowWrite,
-    /// `fallocate`.
-    Allocate,
+    /// `fallocate` with these mode bits.
+    Allocate(i32),
     /// The last thing: everything so far, onto stable storage.
     Sync,
     /// Nothing: a turn of the loop passes.
@@ -271,6 +271,8 @@ impl FileNode {
     /// say nothing of the loss. So none is tried again.
     fn synced(&self, result: i64) -> Verdict {
         match i32::try_from(-result).unwrap_or(libc::EIO) {
+            // Another sync that failed meanwhile may have dropped what this one was for.
+            0 if self.shared.flush_failed() => Verdict::Up(Status::IoError),
             0 => Verdict::Up(Status::Ok),
             libc::EINTR => Verdict::Busy,
             // It was never begun.
@@ -374,7 +376,7 @@ impl<R: Ring> Node<R> for FileNode {
             },
             Phase::Pause => self.transfer(io, req, cx),
             Phase::WindowRead | Phase::WindowWrite => self.window_moved(io, req, result, cx),
-            Phase::Allocate => self.cleared(io, req, result, cx),
+            Phase::Allocate(mode) => self.cleared(io, req, mode, result, cx),
             Phase::Sync => self.synced(result),
             Phase::Hint => Verdict::Up(Status::Ok),
         };

@@ -1,7 +1,9 @@
 //! Discard and write zeroes: through the file system, and without it.
 
 use super::*;
+use block::Request;
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::Ordering;
 
 fn allocated(path: &std::path::Path) -> u64 {
     std::fs::metadata(path).unwrap().blocks() * 512
@@ -69,6 +71,19 @@ fn where_the_file_system_refuses_zeroes_are_written() {
         assert_eq!(disk.ring.asked.len(), asked);
         assert_eq!(disk.ring.live, 0, "the zeroes were given back");
     }
+}
+
+#[test]
+fn two_refusals_of_one_way_do_not_close_the_other() {
+    let (_dir, path) = image();
+    let (shared, mut disk) = with_facts(&path, buffered_facts());
+    for at in [0, 65536] {
+        disk.ring.faults.push_back((is_allocate, Fault::Errno(libc::EOPNOTSUPP)));
+        disk.submit(Request::new(Op::WriteZeroes, Bytes(at), Bytes(4096)), &[]);
+    }
+    assert!(disk.drain().iter().all(|end| end.0 == Status::Ok));
+    let refused = [&shared.no_punch, &shared.no_zero_range].map(|flag| flag.load(Ordering::Relaxed));
+    assert_eq!(refused, [true, false]);
 }
 
 #[test]

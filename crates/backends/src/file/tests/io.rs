@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::testing::Asked;
+use block::Request;
 
 fn places(disk: &Harness) -> Vec<bool> {
     disk.ring.asked.iter().map(|asked: &Asked| asked.now).collect()
@@ -146,6 +147,17 @@ fn a_flush_that_fails_keeps_failing_until_the_file_is_opened_anew() {
     }
     let (_, mut anew) = with_facts(&path, buffered_facts());
     assert_eq!(anew.bare(Op::Flush, 0, 0), Status::Ok);
+}
+
+#[test]
+fn a_flush_that_met_one_that_failed_does_not_succeed() {
+    let (_dir, path) = image();
+    let (_, mut disk) = with_facts(&path, buffered_facts());
+    disk.ring.faults.push_back((is_sync, Fault::Errno(libc::EIO)));
+    disk.submit(Request::flush(), &[]);
+    disk.submit(Request::flush(), &[]);
+    let ended: Vec<Status> = disk.drain().into_iter().map(|end| end.0).collect();
+    assert_eq!(ended, [Status::IoError; 2], "the first may have dropped what the second was for");
 }
 
 #[test]
