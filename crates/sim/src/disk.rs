@@ -23,8 +23,10 @@ pub struct DiskConfig {
     pub punch: bool,
     /// `fallocate` can zero ranges; otherwise `-EOPNOTSUPP`.
     pub zero_range: bool,
-    /// Offsets, lengths and memory must be multiples of this, or it is `-EINVAL`; 1 for buffered files.
+    /// Offsets and lengths must be multiples of this, or it is `-EINVAL`; 1 for buffered files.
     pub align: u64,
+    /// Memory must begin at multiples of this, and come in multiples of it.
+    pub align_memory: u64,
 }
 
 /// A content that a sector had and that no sync has made stable.
@@ -260,7 +262,7 @@ mod tests {
     use super::*;
 
     fn disk() -> Disk {
-        Disk::new(DiskConfig { len: 64 << 10, punch: true, zero_range: true, align: 1 })
+        Disk::new(DiskConfig { len: 64 << 10, punch: true, zero_range: true, align: 1, align_memory: 1 })
     }
 
     /// What byte `at` may be after a power cut.

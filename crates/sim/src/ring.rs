@@ -5,9 +5,12 @@
 //! possibly in two steps, so memory and disk are looked at late: whoever lets go of either too early is
 //! caught by the arena, or reads what is not there.
 
+mod fate;
+
 use crate::arena::Arena;
 use crate::{Disk, Faults, Rng, Tracer};
 use block::{Cookie, Segment};
+use fate::{Fate, total, whole_sectors};
 use queue::{FileId, FileOp, IoId, Nanos, Patience, QueueId, Ring, RingFull};
 
 /// More operations under way than this, and the ring is full whatever the plan says.
@@ -25,15 +28,6 @@ struct FileWork {
     /// What a sync will reach.
     sync_point: u64,
     fate: Fate,
-}
-
-/// What will become of an operation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Fate {
-    /// Moves as much as it can, up to that many bytes.
-    Moves(u64),
-    /// Fails with that errno after so many bytes took effect.
-    Fails { errno: i32, reached: u64 },
 }
 
 #[derive(Clone, Debug)]
@@ -166,52 +160,6 @@ impl SimRing {
         }
     }
 
-    /// Decide what becomes of an operation.
-    fn fate(&mut self, file: FileId, op: FileOp, data: &[Segment]) -> Fate {
-        let disk = &self.disks[file.0 as usize];
-        let len = total(data);
-        let fails = |errno| Fate::Fails { errno, reached: 0 };
-        if let FileOp::Read { offset } | FileOp::Write { offset, .. } = op {
-            let mask = disk.config().align - 1;
-            let aligned = (offset | len) & mask == 0
-                && data.iter().all(|segment| (segment.offset | u64::from(segment.len)) & mask == 0);
-            if !aligned {
-                return fails(libc::EINVAL);
-            }
-        }
-        if let FileOp::Allocate { mode, .. } = op {
-            let possible = match mode & !libc::FALLOC_FL_KEEP_SIZE {
-                0 => true,
-                libc::FALLOC_FL_PUNCH_HOLE => disk.config().punch && mode & libc::FALLOC_FL_KEEP_SIZE != 0,
-                libc::FALLOC_FL_ZERO_RANGE => disk.config().zero_range,
-                _ => false,
-            };
-            if !possible {
-                return fails(libc::EOPNOTSUPP);
-            }
-        }
-        if let FileOp::Write { offset, .. } = op
-            && !disk.is_allocated(offset, len)
-            && self.rng.chance(self.faults.no_space)
-        {
-            return fails(libc::ENOSPC);
-        }
-        if op == FileOp::Sync {
-            let failed = self.rng.chance(self.faults.sync_error);
-            return if failed { fails(libc::EIO) } else { Fate::Moves(0) };
-        }
-        if self.rng.chance(self.faults.io_error) {
-            let reached = whole_sectors(op, self.rng.below(len + 1));
-            return Fate::Fails { errno: libc::EIO, reached };
-        }
-        if len > 1 && self.rng.chance(self.faults.short) {
-            let align = disk.config().align;
-            let short = whole_sectors(op, self.rng.between(1, len - 1)) & !(align - 1);
-            return Fate::Moves(if short > 0 { short } else { len });
-        }
-        Fate::Moves(len)
-    }
-
     /// Let an operation on data take effect up to `until` bytes; returns how far it got.
     fn move_data(&mut self, work: &mut FileWork, until: u64) -> u64 {
         let (offset, write) = match work.op {
@@ -255,7 +203,7 @@ impl SimRing {
                 let reached = self.move_data(work, reached);
                 let disk = &mut self.disks[index];
                 match op {
-                    FileOp::Sync => disk.fail_sync(work.sync_point, &mut self.rng),
+                    FileOp::Sync if errno == libc::EIO => disk.fail_sync(work.sync_point, &mut self.rng),
                     FileOp::Write { offset, durable: true } if reached > 0 => {
                         disk.fail_durable(offset, reached, &mut self.rng);
                     }
@@ -315,19 +263,6 @@ impl SimRing {
         let args = [("fileop", name), ("offset", offset), ("len", len), ("result", result as u64)];
         self.tracer.note(self.now, what, &args);
     }
-}
-
-/// The part of the first `len` bytes of a write that ends with a whole sector: disks write sectors whole,
-/// and a torn one would be told from garbage by nobody. Reads are cut anywhere.
-fn whole_sectors(op: FileOp, len: u64) -> u64 {
-    match op {
-        FileOp::Write { offset, .. } => ((offset + len) & !511).saturating_sub(offset),
-        _ => len,
-    }
-}
-
-fn total(data: &[Segment]) -> u64 {
-    data.iter().map(|segment| u64::from(segment.len)).sum()
 }
 
 impl Ring for SimRing {

@@ -12,7 +12,7 @@ fn machine(
     layer: impl FnOnce(NodeId) -> Box<dyn Node<SimRing>>,
 ) -> (Queue<SimRing>, SimRing) {
     let mut ring = SimRing::new(Rng::new(11), faults, Tracer::default());
-    let config = DiskConfig { len: 1 << 20, punch: true, zero_range: true, align: 1 };
+    let config = DiskConfig { len: 1 << 20, punch: true, zero_range: true, align: 1, align_memory: 1 };
     let file: FileId = ring.add_disk(Disk::new(config));
     let mut stack = Stack::default();
     stack.layer(layer(NodeId(1)), 8);

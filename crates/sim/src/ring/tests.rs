@@ -4,8 +4,13 @@ use block::Tag;
 
 fn ring(faults: Faults) -> (SimRing, FileId) {
     let mut ring = SimRing::new(Rng::new(3), faults, Tracer::default());
-    let file =
-        ring.add_disk(Disk::new(DiskConfig { len: 1 << 20, punch: true, zero_range: false, align: 1 }));
+    let file = ring.add_disk(Disk::new(DiskConfig {
+        len: 1 << 20,
+        punch: true,
+        zero_range: false,
+        align: 1,
+        align_memory: 1,
+    }));
     (ring, file)
 }
 
@@ -96,7 +101,7 @@ fn a_started_write_survives_a_power_cut_in_part_at_most_by_whole_sectors() {
     let mut seen = [0; 3];
     for seed in 0..60 {
         let mut ring = SimRing::new(Rng::new(seed), Faults::NONE, Tracer::default());
-        let config = DiskConfig { len: 8192, punch: true, zero_range: true, align: 512 };
+        let config = DiskConfig { len: 8192, punch: true, zero_range: true, align: 512, align_memory: 512 };
         let file = ring.add_disk(Disk::new(config));
         let from = ring.allocate(8192).expect("memory");
         ring.bytes_mut(from).fill(9);
@@ -122,7 +127,7 @@ fn what_a_file_cannot_do_is_refused() {
     assert_eq!(ring.try_now(file, zero, &[], Patience::None), None);
     let past = FileOp::Seek { offset: 1 << 20, hole: false };
     assert_eq!(ring.try_now(file, past, &[], Patience::Unbounded), Some(-i64::from(libc::ENXIO)));
-    let direct = DiskConfig { len: 8192, punch: true, zero_range: true, align: 512 };
+    let direct = DiskConfig { len: 8192, punch: true, zero_range: true, align: 512, align_memory: 512 };
     let file = ring.add_disk(Disk::new(direct));
     let memory = ring.allocate(4096).expect("memory");
     let odd = FileOp::Read { offset: 100 };

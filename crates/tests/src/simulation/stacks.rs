@@ -2,7 +2,7 @@
 
 use super::Scenario;
 use super::breakage::{Breakage, Broken};
-use backends::{Completion, Null, NullSpec, Ram, RamSpec};
+use backends::{Alignment, Completion, Facts, FileNode, Null, NullSpec, Ram, RamSpec, Shared};
 use block::{Bytes, Sectors, Segment};
 use queue::{FileId, NodeId, Ring as _, Stack};
 use sim::nodes::{Chop, Delay, Flaky, Jam, Lender, Mirror, PlainFile, Retry, Shift};
@@ -19,6 +19,7 @@ const DEPTH_MAX: usize = 6;
 #[derive(Clone, Debug)]
 enum Part {
     PlainFile { disk: usize },
+    File { disk: usize },
     Ram { number: usize },
     Null { number: usize },
     Lender { number: usize },
@@ -39,6 +40,10 @@ pub(super) struct Setup {
     disks: Vec<DiskConfig>,
     /// A sync of the disk failed, for all who have it open.
     latches: Vec<Rc<Cell<bool>>>,
+    /// What is known of each disk, for those that a [`FileNode`](backends::FileNode) serves.
+    facts: Vec<Option<Facts>>,
+    /// What its nodes share, made anew whenever the files are opened.
+    shared: Vec<Option<Arc<Shared>>>,
     rams: Vec<Arc<Ram>>,
     nulls: Vec<Null>,
     /// Lengths, and once plugged in also the memory, of what lends.
@@ -68,6 +73,8 @@ impl Setup {
             top: Part::PlainFile { disk: 0 },
             disks: Vec::new(),
             latches: Vec::new(),
+            facts: Vec::new(),
+            shared: Vec::new(),
             rams: Vec::new(),
             nulls: Vec::new(),
             lenders: Vec::new(),
@@ -133,7 +140,7 @@ impl Setup {
 
     fn backend(&mut self, rng: &mut Rng, len: Bytes) -> Part {
         if self.durable {
-            return self.plain_file(rng, len);
+            return self.any_file(rng, len);
         }
         match rng.below(4) {
             0 => {
@@ -150,20 +157,43 @@ impl Setup {
                 self.lenders.push(Segment { len: len.0 as u32, ..Segment::EMPTY });
                 Part::Lender { number: self.lenders.len() - 1 }
             }
-            _ => self.plain_file(rng, len),
+            _ => self.any_file(rng, len),
         }
     }
 
-    fn plain_file(&mut self, rng: &mut Rng, len: Bytes) -> Part {
-        let can = !rng.chance(200);
-        self.can_refuse |= !can;
-        self.disk(DiskConfig { len: len.0, punch: can, zero_range: can, align: 1 })
-    }
-
-    fn disk(&mut self, config: DiskConfig) -> Part {
-        self.disks.push(config);
+    fn any_file(&mut self, rng: &mut Rng, len: Bytes) -> Part {
+        let (punch, zero_range) = (!rng.chance(200), !rng.chance(300));
+        let disk = self.disks.len();
         self.latches.push(Rc::default());
-        Part::PlainFile { disk: self.disks.len() - 1 }
+        if self.forgets_sync_errors || rng.chance(250) {
+            self.can_refuse |= !punch || !zero_range;
+            self.disks.push(DiskConfig { len: len.0, punch, zero_range, align: 1, align_memory: 1 });
+            self.facts.push(None);
+            return Part::PlainFile { disk };
+        }
+        self.can_refuse |= !punch;
+        let direct = rng.chance(400).then(|| *rng.pick(&[512, 4096]));
+        let unit = direct.unwrap_or(512);
+        let start = Bytes(rng.below(10) * unit);
+        let size = Bytes(len.0.next_multiple_of(unit));
+        let facts = Facts {
+            start,
+            size,
+            block: unit as u32,
+            read_only: false,
+            direct: direct.map(|offset| Alignment { memory: 512, offset: offset as u32 }),
+            memory: direct.is_none() && !self.durable && rng.chance(300),
+            nowait_reads: rng.chance(500),
+            nowait_writes: rng.chance(500),
+            // These are timed by the real clock, which would not replay.
+            timed_writes: false,
+            block_device: false,
+        };
+        self.facts.push(Some(facts));
+        let (align, align_memory) = direct.map_or((1, 1), |offset| (offset, 512));
+        let len = start.0 + size.0;
+        self.disks.push(DiskConfig { len, punch, zero_range, align, align_memory });
+        Part::File { disk }
     }
 
     /// Plug disks and memory into a new ring that has no faults yet.
@@ -183,7 +213,8 @@ impl Setup {
     }
 
     /// Open the files again: what was wrong with them before is forgotten.
-    pub(super) fn reopen(&self) {
+    pub(super) fn reopen(&mut self) {
+        self.shared = self.facts.iter().map(|facts| facts.map(Shared::new)).collect();
         self.latches.iter().for_each(|latch| latch.set(false));
     }
 
@@ -200,6 +231,12 @@ impl Setup {
         self.top.describe(&mut text);
         let (sectors, queues, depth) = (self.sectors.0, self.queues, self.depth);
         let _ = write!(text, "; {sectors} sectors, {queues} queues of {depth}");
+        for (disk, facts) in self.facts.iter().enumerate() {
+            let _ = match facts {
+                Some(facts) => write!(text, "\nfile {disk}: {:?} {facts:?}", self.disks[disk]),
+                None => write!(text, "\nfile {disk}: {:?}", self.disks[disk]),
+            };
+        }
         let _ = write!(text, ", timeout {:?}\n{:?}", self.timeout_ns, self.faults);
         text
     }
@@ -231,7 +268,11 @@ fn random_faults(rng: &mut Rng, timeouts: bool) -> Faults {
 impl Part {
     fn below(&self) -> &[Box<Part>] {
         match self {
-            Part::PlainFile { .. } | Part::Ram { .. } | Part::Null { .. } | Part::Lender { .. } => &[],
+            Part::PlainFile { .. }
+            | Part::File { .. }
+            | Part::Ram { .. }
+            | Part::Null { .. }
+            | Part::Lender { .. } => &[],
             Part::Mirror { below, .. } => below,
             Part::Delay { below, .. }
             | Part::Jam { below, .. }
@@ -250,7 +291,8 @@ impl Part {
 
     fn describe(&self, text: &mut String) {
         let own = match self {
-            Part::PlainFile { disk } => format!("file {disk}"),
+            Part::PlainFile { disk } => format!("plain file {disk}"),
+            Part::File { disk } => format!("file {disk}"),
             Part::Ram { number } => format!("ram {number}"),
             Part::Null { number } => format!("null {number}"),
             Part::Lender { number } => format!("lender {number}"),
@@ -291,6 +333,10 @@ impl Builder<'_> {
             Part::PlainFile { disk } => {
                 let latch = (!self.setup.forgets_sync_errors).then(|| self.setup.latches[*disk].clone());
                 stack.backend(Box::new(PlainFile::new(FileId(*disk as u32), latch)))
+            }
+            Part::File { disk } => {
+                let shared = self.setup.shared[*disk].clone().expect("made when the files were opened");
+                stack.backend(Box::new(FileNode::new(shared, FileId(*disk as u32))))
             }
             Part::Ram { number } => stack.backend(Box::new(self.setup.rams[*number].node(None))),
             Part::Null { number } => stack.backend(Box::new(self.setup.nulls[*number].node(None))),

@@ -1,0 +1,75 @@
+//! What becomes of an operation: decided when it starts, by the fault plan and what the file can do.
+
+use super::SimRing;
+use block::Segment;
+use queue::{FileId, FileOp};
+
+/// What will become of an operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Fate {
+    /// Moves as much as it can, up to that many bytes.
+    Moves(u64),
+    /// Fails with that errno after so many bytes took effect.
+    Fails { errno: i32, reached: u64 },
+}
+
+impl SimRing {
+    /// Decide what becomes of an operation.
+    pub(super) fn fate(&mut self, file: FileId, op: FileOp, data: &[Segment]) -> Fate {
+        let disk = &self.disks[file.0 as usize];
+        let len = total(data);
+        let fails = |errno| Fate::Fails { errno, reached: 0 };
+        if let FileOp::Read { offset } | FileOp::Write { offset, .. } = op {
+            let (file, memory) = (disk.config().align - 1, disk.config().align_memory - 1);
+            let aligned = (offset | len) & file == 0
+                && data.iter().all(|segment| (segment.offset | u64::from(segment.len)) & memory == 0);
+            if !aligned {
+                return fails(libc::EINVAL);
+            }
+        }
+        if let FileOp::Allocate { mode, .. } = op {
+            let possible = match mode & !libc::FALLOC_FL_KEEP_SIZE {
+                0 => true,
+                libc::FALLOC_FL_PUNCH_HOLE => disk.config().punch && mode & libc::FALLOC_FL_KEEP_SIZE != 0,
+                libc::FALLOC_FL_ZERO_RANGE => disk.config().zero_range,
+                _ => false,
+            };
+            if !possible {
+                return fails(libc::EOPNOTSUPP);
+            }
+        }
+        if let FileOp::Write { offset, .. } = op
+            && !disk.is_allocated(offset, len)
+            && self.rng.chance(self.faults.no_space)
+        {
+            return fails(libc::ENOSPC);
+        }
+        if op == FileOp::Sync {
+            let failed = self.rng.chance(self.faults.sync_error);
+            return if failed { fails(libc::EIO) } else { Fate::Moves(0) };
+        }
+        if self.rng.chance(self.faults.io_error) {
+            let reached = whole_sectors(op, self.rng.below(len + 1));
+            return Fate::Fails { errno: libc::EIO, reached };
+        }
+        if len > 1 && self.rng.chance(self.faults.short) {
+            let align = disk.config().align;
+            let short = whole_sectors(op, self.rng.between(1, len - 1)) & !(align - 1);
+            return Fate::Moves(if short > 0 { short } else { len });
+        }
+        Fate::Moves(len)
+    }
+}
+
+/// The part of the first `len` bytes of a write that ends with a whole sector: disks write sectors whole,
+/// and a torn one would be told from garbage by nobody. Reads are cut anywhere.
+pub(super) fn whole_sectors(op: FileOp, len: u64) -> u64 {
+    match op {
+        FileOp::Write { offset, .. } => ((offset + len) & !511).saturating_sub(offset),
+        _ => len,
+    }
+}
+
+pub(super) fn total(data: &[Segment]) -> u64 {
+    data.iter().map(|segment| u64::from(segment.len)).sum()
+}
