@@ -156,7 +156,11 @@ impl FileNode {
             let zeroing = zeroes.len > 0;
             let left = req.len.0 - done;
             if left == 0 {
-                return if zeroing { self.make_durable(io, req, cx) } else { Verdict::Up(Status::Ok) };
+                return match req.flags.has(Flags::FUA) {
+                    true if zeroing => self.flush(io, cx),
+                    true => self.stored(),
+                    false => Verdict::Up(Status::Ok),
+                };
             }
             let (data, len) = match done {
                 _ if zeroing => (Data::One(zeroes), left.min(ZEROES_LEN.into())),
@@ -271,9 +275,7 @@ impl FileNode {
     /// say nothing of the loss. So none is tried again.
     fn synced(&self, result: i64) -> Verdict {
         match i32::try_from(-result).unwrap_or(libc::EIO) {
-            // Another sync that failed meanwhile may have dropped what this one was for.
-            0 if self.shared.flush_failed() => Verdict::Up(Status::IoError),
-            0 => Verdict::Up(Status::Ok),
+            0 => self.stored(),
             libc::EINTR => Verdict::Busy,
             // It was never begun.
             libc::ECANCELED => Verdict::Up(Status::IoError),
@@ -282,6 +284,12 @@ impl FileNode {
                 Verdict::Up(Status::IoError)
             }
         }
+    }
+
+    /// The kernel says that it is on stable storage. Unless another sync failed meanwhile: that may have
+    /// dropped what this one was for, and of those that run together only one is told.
+    fn stored(&self) -> Verdict {
+        Verdict::Up(if self.shared.flush_failed() { Status::IoError } else { Status::Ok })
     }
 
     fn prefetch<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {

@@ -232,3 +232,16 @@ fn sparse_parts_show_as_holes() {
     let (_, mut device) = with_facts(&path, Facts { block_device: true, ..buffered_facts() });
     assert_eq!(device.extents(0, 1 << 20, 16), [data(1 << 20)], "a block device cannot tell");
 }
+
+#[test]
+fn a_durable_write_that_met_a_failing_flush_does_not_succeed() {
+    let (_dir, path) = image();
+    let (_, mut disk) = with_facts(&path, buffered_facts());
+    disk.ring.faults.push_back((is_sync, Fault::Errno(libc::EIO)));
+    let memory = disk.memory(512, 0);
+    disk.submit(Request::flush(), &[]);
+    let write = Request::new(Op::Write, Bytes(0), Bytes(512));
+    disk.submit(Request { flags: Flags::FUA, ..write }, &[memory]);
+    let ended: Vec<Status> = disk.drain().into_iter().map(|end| end.0).collect();
+    assert_eq!(ended, [Status::IoError; 2]);
+}
