@@ -63,7 +63,7 @@ pub(super) enum Receiving {
     Chunks,
     /// The ring was asked to stop that.
     Stopping,
-    /// The ring fills the payload's memory.
+    /// The ring fills the memory of a payload, or of a header that comes alone.
     Filling,
 }
 
@@ -73,6 +73,10 @@ pub(super) struct Connection {
     pub(super) session: Session,
     pub(super) input: Input,
     pub(super) receiving: Receiving,
+    /// Large payloads follow each other: headers are received alone.
+    pub(super) bulk: bool,
+    /// Where headers are received alone; empty unless `bulk`.
+    pub(super) header: Option<Segment>,
     /// Received and not looked at, because there was no room for what came before. In order.
     pub(super) backlog: VecDeque<Segment>,
     /// There was no room; what arrives goes to the backlog.
@@ -98,6 +102,8 @@ impl Connection {
             session,
             input: Input::START,
             receiving: Receiving::No,
+            bulk: false,
+            header: None,
             backlog: VecDeque::new(),
             paused: false,
             outbox: Outbox::default(),

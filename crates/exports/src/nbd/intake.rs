@@ -100,11 +100,26 @@ impl Front {
         // A request may still wait with nothing behind it.
         self.consume(index, Segment::EMPTY, None, turn);
         self.fill_directly(index, turn);
+        self.receive_on(index, turn);
+    }
+
+    /// Have the next bytes come, if nothing does that yet: as chunks, or, while one large payload follows
+    /// another, the next header alone, so that the payload behind it can go where it belongs.
+    fn receive_on(&mut self, index: u32, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
-        if connection.receiving == Receiving::No && !connection.paused && !connection.ending {
-            connection.receiving = Receiving::Chunks;
-            turn.ring.receive(connection.socket);
+        if connection.receiving != Receiving::No || connection.paused || connection.ending {
+            return;
         }
+        if connection.bulk && matches!(connection.input, Input::Header { have: 0, .. }) {
+            let len = request::header_len(connection.session.extended()) as u32;
+            connection.header = connection.header.or_else(|| turn.ring.allocate(len));
+            if let Some(memory) = connection.header {
+                connection.receiving = Receiving::Filling;
+                return turn.ring.receive_into(connection.socket, memory);
+            }
+        }
+        connection.receiving = Receiving::Chunks;
+        turn.ring.receive(connection.socket);
     }
 
     fn put_back(&mut self, index: u32, segment: Segment, used: u32, turn: &mut Turn<'_>) {
@@ -386,6 +401,7 @@ impl Front {
             }
             Receiving::No => {
                 connection.receiving = Receiving::Filling;
+                connection.bulk = true;
                 let rest = memory.slice(filled, memory.len - filled);
                 turn.ring.receive_into(connection.socket, rest);
             }
@@ -393,19 +409,40 @@ impl Front {
         }
     }
 
-    /// The ring has filled the payload's memory, or met the end of the stream.
+    /// The ring has filled the memory of a payload or a header, or met the end of the stream.
     pub(super) fn filled(&mut self, index: u32, result: i64, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
         connection.receiving = Receiving::No;
-        let Input::Payload { memory, filled, .. } = &mut connection.input else { return };
-        let whole = result == i64::from(memory.len - *filled);
-        if connection.ending || !whole {
-            turn.ring.free(*memory);
-            connection.input = Input::Over;
-            self.end(index, turn);
-            return self.mark(index);
+        let extended = connection.session.extended();
+        let well = match (&mut connection.input, connection.header) {
+            (Input::Payload { memory, filled, .. }, _) => {
+                let whole = result == i64::from(memory.len - *filled);
+                *filled = memory.len;
+                whole
+            }
+            (Input::Header { .. }, Some(header)) if result == i64::from(header.len) => {
+                match request::parse(turn.ring.bytes(header), extended) {
+                    Ok(Some((request, _))) => {
+                        connection.bulk = request.payload_len >= u64::from(DIRECT_FILL_MIN);
+                        connection.input = Input::Waiting(request);
+                        true
+                    }
+                    _ => false,
+                }
+            }
+            _ => false,
+        };
+        if !connection.bulk {
+            connection.header.take().into_iter().for_each(|header| turn.ring.free(header));
         }
-        *filled = memory.len;
+        if connection.ending || !well {
+            if let Input::Payload { memory, .. } = std::mem::replace(&mut connection.input, Input::Over) {
+                turn.ring.free(memory);
+            }
+            connection.bulk = false;
+            connection.header.take().into_iter().for_each(|header| turn.ring.free(header));
+            self.end(index, turn);
+        }
         self.mark(index);
     }
 }

@@ -258,7 +258,7 @@ impl Front {
         connection.paused = false;
         connection.backlog.drain(..).for_each(|segment| turn.ring.free(segment));
         match connection.receiving {
-            // The kernel writes to the payload's memory: `filled` frees it.
+            // The kernel writes to that memory: `filled` frees it.
             Receiving::Filling => {}
             receiving => {
                 if let Input::Payload { memory, .. } = std::mem::replace(&mut connection.input, Input::Over) {
@@ -315,6 +315,7 @@ impl Front {
         connection.receiving = Receiving::No;
         connection.outbox.discard(turn.ring);
         connection.backlog.drain(..).for_each(|segment| turn.ring.free(segment));
+        connection.header.take().into_iter().for_each(|segment| turn.ring.free(segment));
         if connection.in_stack == 0 {
             self.forget(index);
         }
