@@ -6,7 +6,9 @@
 
 mod breakage;
 mod load;
+mod parts;
 mod stacks;
+mod within;
 mod world;
 
 pub use breakage::Breakage;

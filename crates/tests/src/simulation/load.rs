@@ -39,7 +39,7 @@ pub(super) fn request(
         _ => 0,
     };
     let most = if op == Op::Extents { 1 } else { u64::from(setup.segments_per_tag) };
-    let (memory, segments) = allocate(memory_len, rng.between(1, most), rng, ring)?;
+    let (memory, segments) = allocate(memory_len, rng.between(1, most), setup.even_memory, rng, ring)?;
     let data = queue.run(tag, &segments).expect("no more segments than the queue was made for");
     let ticket = model.begin(op, flags, Sectors(first), Sectors(count));
     match op {
@@ -104,12 +104,18 @@ fn random_flags(rng: &mut Rng, op: Op) -> Flags {
 }
 
 /// Memory of `len` bytes in `count` pieces: the allocations, and the pieces within them.
-fn allocate(len: u32, count: u64, rng: &mut Rng, ring: &mut SimRing) -> Option<(Vec<Segment>, Vec<Segment>)> {
+fn allocate(
+    len: u32,
+    count: u64,
+    even: bool,
+    rng: &mut Rng,
+    ring: &mut SimRing,
+) -> Option<(Vec<Segment>, Vec<Segment>)> {
     let (mut memory, mut segments, mut left) = (Vec::new(), Vec::new(), len);
     for number in 0..count {
         let others = (count - number - 1) as u32;
         // Many odd pieces would be written in several steps, and a power cut between them tears a sector.
-        let unit = if count <= 8 && rng.chance(300) { 4 } else { 512 };
+        let unit = if !even && count <= 8 && rng.chance(300) { 4 } else { 512 };
         let most = left.saturating_sub(others * 512) / unit;
         let piece = if others == 0 || most == 0 { left } else { rng.between(1, most.into()) as u32 * unit };
         if piece == 0 {

@@ -1,11 +1,12 @@
 //! Random stacks, as data: the same stack is built for each queue, and again when it is opened again.
 
 use super::Scenario;
-use super::breakage::{Breakage, Broken};
-use backends::{Alignment, Completion, Facts, FileNode, Null, NullSpec, Ram, RamSpec, Shared};
-use block::{Bytes, Sectors, Segment};
-use queue::{FileId, NodeId, Ring as _, Stack};
-use sim::nodes::{Chop, Delay, Flaky, Jam, Lender, Mirror, PlainFile, Retry, Shift};
+use super::breakage::Breakage;
+use super::parts::{Builder, Part};
+use backends::{Alignment, Completion, Facts, Null, NullSpec, Ram, RamSpec, Shared};
+use block::{Bytes, QueueLimits, Sectors, Segment};
+use queue::{Ring as _, Stack};
+use sim::nodes::{Chop, Mirror};
 use sim::{Disk, DiskConfig, Faults, Rng, SimRing};
 use std::cell::Cell;
 use std::fmt::Write as _;
@@ -15,40 +16,22 @@ use std::sync::Arc;
 /// The most nodes on a path, kept below the queue's own bound.
 const DEPTH_MAX: usize = 6;
 
-/// A node and those below it.
-#[derive(Clone, Debug)]
-enum Part {
-    PlainFile { disk: usize },
-    File { disk: usize },
-    Ram { number: usize },
-    Null { number: usize },
-    Lender { number: usize },
-    Delay { chance: u32, below: Box<Part> },
-    Jam { chance: u32, below: Box<Part> },
-    Flaky { chance: u32, below: Box<Part> },
-    Retry { times: u32, below: Box<Part> },
-    Shift { by: Bytes, below: Box<Part> },
-    Chop { children: u16, below: Box<Part> },
-    Mirror { children: u16, below: [Box<Part>; 2] },
-    Broken { breakage: Breakage, below: Box<Part> },
-}
-
 /// Everything about a run that stays while it runs.
 #[derive(Debug)]
 pub(super) struct Setup {
     top: Part,
     disks: Vec<DiskConfig>,
     /// A sync of the disk failed, for all who have it open.
-    latches: Vec<Rc<Cell<bool>>>,
+    pub(super) latches: Vec<Rc<Cell<bool>>>,
     /// What is known of each disk, for those that a [`FileNode`](backends::FileNode) serves.
     facts: Vec<Option<Facts>>,
     /// What its nodes share, made anew whenever the files are opened.
-    shared: Vec<Option<Arc<Shared>>>,
-    rams: Vec<Arc<Ram>>,
-    nulls: Vec<Null>,
+    pub(super) shared: Vec<Option<Arc<Shared>>>,
+    pub(super) rams: Vec<Arc<Ram>>,
+    pub(super) nulls: Vec<Null>,
     /// Lengths, and once plugged in also the memory, of what lends.
-    lenders: Vec<Segment>,
-    forgets_sync_errors: bool,
+    pub(super) lenders: Vec<Segment>,
+    pub(super) forgets_sync_errors: bool,
     pub(super) sectors: Sectors,
     pub(super) queues: u16,
     pub(super) depth: u16,
@@ -65,6 +48,8 @@ pub(super) struct Setup {
     pub(super) can_fail: bool,
     /// Discard or write zeroes may be refused.
     pub(super) can_refuse: bool,
+    /// Memory comes in whole sectors.
+    pub(super) even_memory: bool,
 }
 
 impl Setup {
@@ -90,6 +75,7 @@ impl Setup {
             pieces: false,
             can_fail: false,
             can_refuse: false,
+            even_memory: false,
         };
         setup.faults = random_faults(rng, setup.timeout_ns.is_some());
         if setup.forgets_sync_errors {
@@ -111,7 +97,7 @@ impl Setup {
             return self.backend(rng, len);
         }
         let below = |setup: &mut Setup, rng: &mut Rng, len| Box::new(setup.tree(rng, above + 1, len));
-        match rng.below(7) {
+        match rng.below(10) {
             0 => Part::Delay { chance: rng.between(50, 900) as u32, below: below(self, rng, len) },
             1 => Part::Jam { chance: rng.between(20, 400) as u32, below: below(self, rng, len) },
             2 => {
@@ -125,7 +111,18 @@ impl Setup {
                 let by = Bytes(rng.between(0, 64) << 9);
                 Part::Shift { by, below: below(self, rng, len + by) }
             }
-            5 => {
+            5 => Part::Pass { below: below(self, rng, len) },
+            6..=7 if above + 2 < DEPTH_MAX => {
+                self.pieces = true;
+                // A piece of memory that is no whole sector may come to more segments than fit.
+                self.even_memory = true;
+                let limits = Box::new(random_limits(rng));
+                let children = *rng.pick(&[1, 2, 8, 64]);
+                let below = Box::new(self.tree(rng, above + 2, len));
+                let within = Box::new(Part::Within { limits: limits.clone(), below });
+                Part::Split { limits, children, below: within }
+            }
+            8 => {
                 self.pieces = true;
                 let children = rng.between(Chop::PIECES.into(), 64) as u16;
                 Part::Chop { children, below: below(self, rng, len) }
@@ -265,102 +262,25 @@ fn random_faults(rng: &mut Rng, timeouts: bool) -> Faults {
     }
 }
 
-impl Part {
-    fn below(&self) -> &[Box<Part>] {
-        match self {
-            Part::PlainFile { .. }
-            | Part::File { .. }
-            | Part::Ram { .. }
-            | Part::Null { .. }
-            | Part::Lender { .. } => &[],
-            Part::Mirror { below, .. } => below,
-            Part::Delay { below, .. }
-            | Part::Jam { below, .. }
-            | Part::Flaky { below, .. }
-            | Part::Retry { below, .. }
-            | Part::Shift { below, .. }
-            | Part::Chop { below, .. }
-            | Part::Broken { below, .. } => std::slice::from_ref(below),
-        }
-    }
-
-    /// Nodes of this part, itself included.
-    fn size(&self) -> u8 {
-        1 + self.below().iter().map(|part| part.size()).sum::<u8>()
-    }
-
-    fn describe(&self, text: &mut String) {
-        let own = match self {
-            Part::PlainFile { disk } => format!("plain file {disk}"),
-            Part::File { disk } => format!("file {disk}"),
-            Part::Ram { number } => format!("ram {number}"),
-            Part::Null { number } => format!("null {number}"),
-            Part::Lender { number } => format!("lender {number}"),
-            Part::Delay { chance, .. } => format!("delay {chance}"),
-            Part::Jam { chance, .. } => format!("jam {chance}"),
-            Part::Flaky { chance, .. } => format!("flaky {chance}"),
-            Part::Retry { times, .. } => format!("retry {times}"),
-            Part::Shift { by, .. } => format!("shift {by}"),
-            Part::Chop { children, .. } => format!("chop {children}"),
-            Part::Mirror { children, .. } => format!("mirror {children}"),
-            Part::Broken { breakage, .. } => format!("broken {breakage:?}"),
+/// Limits that cut requests of a few sectors, as far as they are possible.
+fn random_limits(rng: &mut Rng) -> QueueLimits {
+    loop {
+        let mut limits = QueueLimits {
+            physical_block_size: Bytes(*rng.pick(&[512, 1024, 4096])),
+            max_hw_sectors: Sectors(*rng.pick(&[8, 9, 16, 100, 255])),
+            chunk_sectors: Sectors(*rng.pick(&[0, 0, 8, 24, 64])),
+            max_segments: *rng.pick(&[2, 3, 128]),
+            max_segment_size: Bytes(*rng.pick(&[0, 4096, 6144, 65536])),
+            seg_boundary_mask: *rng.pick(&[0, 0xfff, 0x1fff]),
+            virt_boundary_mask: *rng.pick(&[0, 0, 0xfff]),
+            max_hw_discard_sectors: Sectors(*rng.pick(&[1, 8, 20, 1 << 20])),
+            discard_granularity: Bytes(*rng.pick(&[512, 4096])),
+            discard_alignment: Bytes(*rng.pick(&[0, 512, 3584])),
+            max_write_zeroes_sectors: Sectors(*rng.pick(&[1, 7, 8, 64, 1 << 20])),
+            ..QueueLimits::default()
         };
-        text.push_str(&own);
-        if let Some((last, others)) = self.below().split_last() {
-            text.push_str(" > ");
-            for part in others {
-                text.push('(');
-                part.describe(text);
-                text.push_str(") ");
-            }
-            last.describe(text);
-        }
-    }
-}
-
-struct Builder<'a> {
-    setup: &'a Setup,
-    rng: &'a mut Rng,
-    calm: bool,
-}
-
-impl Builder<'_> {
-    /// Add a part, whose number will be `id`: parents come before their children, which follow at once.
-    fn add(&mut self, part: &Part, id: u8, stack: &mut Stack<SimRing>) {
-        let child = NodeId(id + 1);
-        let rng = self.rng.fork();
-        let got = match part {
-            Part::PlainFile { disk } => {
-                let latch = (!self.setup.forgets_sync_errors).then(|| self.setup.latches[*disk].clone());
-                stack.backend(Box::new(PlainFile::new(FileId(*disk as u32), latch)))
-            }
-            Part::File { disk } => {
-                let shared = self.setup.shared[*disk].clone().expect("made when the files were opened");
-                stack.backend(Box::new(FileNode::new(shared, FileId(*disk as u32))))
-            }
-            Part::Ram { number } => stack.backend(Box::new(self.setup.rams[*number].node(None))),
-            Part::Null { number } => stack.backend(Box::new(self.setup.nulls[*number].node(None))),
-            Part::Lender { number } => stack.backend(Box::new(Lender::new(self.setup.lenders[*number]))),
-            Part::Delay { chance, .. } => stack.layer(Box::new(Delay::new(child, rng, *chance)), 0),
-            Part::Jam { chance, .. } => stack.layer(Box::new(Jam::new(child, rng, *chance)), 0),
-            Part::Flaky { chance, .. } => {
-                let chance = if self.calm { 0 } else { *chance };
-                stack.layer(Box::new(Flaky::new(child, rng, chance)), 0)
-            }
-            Part::Retry { times, .. } => stack.layer(Box::new(Retry::new(child, *times)), 0),
-            Part::Shift { by, .. } => stack.layer(Box::new(Shift::new(child, *by)), 0),
-            Part::Chop { children, .. } => stack.layer(Box::new(Chop::new(child, rng)), *children),
-            Part::Mirror { children, below } => {
-                let second = NodeId(id + 1 + below[0].size());
-                stack.layer(Box::new(Mirror::new([child, second], rng)), *children)
-            }
-            Part::Broken { breakage, .. } => stack.layer(Box::new(Broken::new(child, *breakage, rng)), 64),
-        };
-        assert_eq!(got, NodeId(id), "nodes are numbered as they are added");
-        let mut next = id + 1;
-        for below in part.below() {
-            self.add(below, next, stack);
-            next += below.size();
+        if limits.validate().is_ok() {
+            return limits;
         }
     }
 }

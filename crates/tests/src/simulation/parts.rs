@@ -1,0 +1,145 @@
+//! A stack as data, and how nodes are made of it.
+
+use super::breakage::{Breakage, Broken};
+use super::stacks::Setup;
+use super::within::Within;
+use backends::FileNode;
+use block::{Bytes, QueueLimits};
+use layers::{Pass, Split};
+use queue::{FileId, NodeId, Stack};
+use sim::nodes::{Chop, Delay, Flaky, Jam, Lender, Mirror, PlainFile, Retry, Shift};
+use sim::{Rng, SimRing};
+
+/// A node and those below it.
+#[derive(Clone, Debug)]
+pub(super) enum Part {
+    PlainFile { disk: usize },
+    File { disk: usize },
+    Ram { number: usize },
+    Null { number: usize },
+    Lender { number: usize },
+    Delay { chance: u32, below: Box<Part> },
+    Jam { chance: u32, below: Box<Part> },
+    Flaky { chance: u32, below: Box<Part> },
+    Retry { times: u32, below: Box<Part> },
+    Shift { by: Bytes, below: Box<Part> },
+    Chop { children: u16, below: Box<Part> },
+    Pass { below: Box<Part> },
+    Split { limits: Box<QueueLimits>, children: u16, below: Box<Part> },
+    Within { limits: Box<QueueLimits>, below: Box<Part> },
+    Mirror { children: u16, below: [Box<Part>; 2] },
+    Broken { breakage: Breakage, below: Box<Part> },
+}
+
+impl Part {
+    fn below(&self) -> &[Box<Part>] {
+        match self {
+            Part::PlainFile { .. }
+            | Part::File { .. }
+            | Part::Ram { .. }
+            | Part::Null { .. }
+            | Part::Lender { .. } => &[],
+            Part::Mirror { below, .. } => below,
+            Part::Delay { below, .. }
+            | Part::Jam { below, .. }
+            | Part::Flaky { below, .. }
+            | Part::Retry { below, .. }
+            | Part::Shift { below, .. }
+            | Part::Chop { below, .. }
+            | Part::Pass { below }
+            | Part::Split { below, .. }
+            | Part::Within { below, .. }
+            | Part::Broken { below, .. } => std::slice::from_ref(below),
+        }
+    }
+
+    /// Nodes of this part, itself included.
+    pub(super) fn size(&self) -> u8 {
+        1 + self.below().iter().map(|part| part.size()).sum::<u8>()
+    }
+
+    pub(super) fn describe(&self, text: &mut String) {
+        let own = match self {
+            Part::PlainFile { disk } => format!("plain file {disk}"),
+            Part::File { disk } => format!("file {disk}"),
+            Part::Ram { number } => format!("ram {number}"),
+            Part::Null { number } => format!("null {number}"),
+            Part::Lender { number } => format!("lender {number}"),
+            Part::Delay { chance, .. } => format!("delay {chance}"),
+            Part::Jam { chance, .. } => format!("jam {chance}"),
+            Part::Flaky { chance, .. } => format!("flaky {chance}"),
+            Part::Retry { times, .. } => format!("retry {times}"),
+            Part::Shift { by, .. } => format!("shift {by}"),
+            Part::Chop { children, .. } => format!("chop {children}"),
+            Part::Mirror { children, .. } => format!("mirror {children}"),
+            Part::Pass { .. } => "pass".to_owned(),
+            Part::Split { children, .. } => format!("split {children}"),
+            Part::Within { limits, .. } => format!("within {limits:?}"),
+            Part::Broken { breakage, .. } => format!("broken {breakage:?}"),
+        };
+        text.push_str(&own);
+        if let Some((last, others)) = self.below().split_last() {
+            text.push_str(" > ");
+            for part in others {
+                text.push('(');
+                part.describe(text);
+                text.push_str(") ");
+            }
+            last.describe(text);
+        }
+    }
+}
+
+pub(super) struct Builder<'a> {
+    pub(super) setup: &'a Setup,
+    pub(super) rng: &'a mut Rng,
+    pub(super) calm: bool,
+}
+
+impl Builder<'_> {
+    /// Add a part, whose number will be `id`: parents come before their children, which follow at once.
+    pub(super) fn add(&mut self, part: &Part, id: u8, stack: &mut Stack<SimRing>) {
+        let child = NodeId(id + 1);
+        let rng = self.rng.fork();
+        let got = match part {
+            Part::PlainFile { disk } => {
+                let latch = (!self.setup.forgets_sync_errors).then(|| self.setup.latches[*disk].clone());
+                stack.backend(Box::new(PlainFile::new(FileId(*disk as u32), latch)))
+            }
+            Part::File { disk } => {
+                let shared = self.setup.shared[*disk].clone().expect("made when the files were opened");
+                stack.backend(Box::new(FileNode::new(shared, FileId(*disk as u32))))
+            }
+            Part::Ram { number } => stack.backend(Box::new(self.setup.rams[*number].node(None))),
+            Part::Null { number } => stack.backend(Box::new(self.setup.nulls[*number].node(None))),
+            Part::Lender { number } => stack.backend(Box::new(Lender::new(self.setup.lenders[*number]))),
+            Part::Delay { chance, .. } => stack.layer(Box::new(Delay::new(child, rng, *chance)), 0),
+            Part::Jam { chance, .. } => stack.layer(Box::new(Jam::new(child, rng, *chance)), 0),
+            Part::Flaky { chance, .. } => {
+                let chance = if self.calm { 0 } else { *chance };
+                stack.layer(Box::new(Flaky::new(child, rng, chance)), 0)
+            }
+            Part::Retry { times, .. } => stack.layer(Box::new(Retry::new(child, *times)), 0),
+            Part::Shift { by, .. } => stack.layer(Box::new(Shift::new(child, *by)), 0),
+            Part::Chop { children, .. } => stack.layer(Box::new(Chop::new(child, rng)), *children),
+            Part::Pass { .. } => stack.layer(Box::new(Pass::new(child)), 0),
+            Part::Split { limits, children, .. } => {
+                stack.layer(Box::new(Split::new(limits, child)), *children)
+            }
+            Part::Within { limits, .. } => {
+                stack.layer(Box::new(Within::new(child, QueueLimits::clone(limits))), 0)
+            }
+            Part::Mirror { children, below } => {
+                let second = NodeId(id + 1 + below[0].size());
+                stack.layer(Box::new(Mirror::new([child, second], rng)), *children)
+            }
+            Part::Broken { breakage, .. } => stack.layer(Box::new(Broken::new(child, *breakage, rng)), 64),
+        };
+        assert_eq!(got, NodeId(id), "nodes are numbered as they are added");
+        let mut next = id + 1;
+        for below in part.below() {
+            self.add(below, next, stack);
+            next += below.size();
+        }
+    }
+}
