@@ -20,6 +20,12 @@ pub(crate) struct Cli {
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
+    /// Serve a device in the foreground, until SIGINT or SIGTERM
+    Serve(ServeArgs),
+    /// Serve a device in the background, and return when it is ready
+    Add(ServeArgs),
+    /// Serve all devices of a topology file in the foreground
+    Up(UpArgs),
     /// Check a topology file without starting anything
     Check(CheckArgs),
     /// List the devices of all processes
@@ -54,6 +60,136 @@ Files in the run directory:
                 (curl --unix-socket NAME.control http://localhost/devices/NAME)
   NAME.sock     the device's NBD socket, when no export is named
   NAME.log      what the process behind `blockyard add` had to say";
+
+const STACKS: &str = "\
+Stacks:
+  file:PATH[,direct=on|off|auto][,offset=SIZE][,sizelimit=SIZE][,block=512..65536][,ro][,share]
+           [,size=SIZE,create]
+  ram:SIZE[,hugepages]
+  null:[SIZE][,irqmode=none|softirq|timer][,completion=TIME][,memory_backed]
+  zero:[SIZE]
+  error:[SIZE]
+
+  A SIZE is in bytes or has a binary suffix K M G T; a TIME has ns, us, ms or s. A comma within a path is
+  written twice. What has no SIZE has 250G.
+
+Exports:
+  --nbd unix:PATH | tcp:HOST:PORT  may be given several times; sockets that systemd passes are served
+                                   too. With neither, the device gets an NBD socket in the run
+                                   directory: ublk and loop exports are not in this build.
+
+  When all is ready, a line `NAME EXPORT ADDRESS` for each export is printed. SIGINT, SIGTERM and SIGHUP
+  drain and flush, then the status is 0; a second one ends the process at once.";
+
+#[derive(Args, Debug)]
+#[command(after_help = STACKS)]
+pub(crate) struct ServeArgs {
+    /// What holds the device's blocks: kind:what[,key=value...]
+    pub(crate) stack: String,
+    /// The device's name [default: derived from the stack]
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    /// A layer above the stack, such as split,max_sectors=255; several are stacked upwards
+    #[arg(long = "layer", value_name = "KIND,KEY=VALUE...")]
+    pub(crate) layers: Vec<String>,
+    /// Queue limits for the device, under the kernel's names
+    #[arg(long, value_name = "KEY=VALUE,...")]
+    pub(crate) limits: Option<String>,
+    /// Requests in flight on each hardware queue, at most
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub(crate) depth: Option<u16>,
+    /// I/O threads, and so hardware queues of a device
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) queues: Option<u16>,
+    /// Spin for a while before sleeping: less latency, more CPU
+    #[arg(long, hide = true)]
+    pub(crate) poll: bool,
+    /// How threads talk to the kernel: auto, io_uring or epoll
+    #[arg(long, value_name = "RING", default_value = "auto", hide = true)]
+    pub(crate) ring: String,
+    /// Export it with NBD at unix:PATH or tcp:HOST:PORT
+    #[arg(long, value_name = "ADDRESS", help_heading = "Exports")]
+    pub(crate) nbd: Vec<String>,
+    /// The name NBD clients ask for [default: the device's]
+    #[arg(long, value_name = "NAME", help_heading = "Exports")]
+    pub(crate) nbd_name: Option<String>,
+    /// TLS for NBD: off, on (clients may use it) or require [default: on with --tls-certificates]
+    #[arg(long, value_name = "MODE", help_heading = "Exports")]
+    pub(crate) tls: Option<String>,
+    /// The directory of server-cert.pem, server-key.pem and ca-cert.pem
+    #[arg(long, value_name = "DIR", help_heading = "Exports")]
+    pub(crate) tls_certificates: Option<PathBuf>,
+    /// Let in only clients whose certificate ca-cert.pem signed
+    #[arg(long, help_heading = "Exports")]
+    pub(crate) tls_verify_peer: bool,
+    #[command(flatten)]
+    pub(crate) absent: Absent,
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+}
+
+/// What the command line is to have and this build does not: recognised, so that the refusal can say
+/// what there is instead.
+#[derive(Args, Debug)]
+pub(crate) struct Absent {
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, value_name = "N")]
+    ublk: Option<Option<String>>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, value_name = "N")]
+    nbd_device: Option<Option<String>>,
+    #[arg(long, hide = true, value_name = "ADDRESS")]
+    iscsi: Option<String>,
+    #[arg(long, hide = true, value_name = "PATH")]
+    vhost_user: Option<String>,
+    #[arg(long, hide = true, value_name = "FILE")]
+    fuse: Option<String>,
+    #[arg(long = "loop", hide = true)]
+    loop_device: bool,
+    #[arg(long, hide = true)]
+    supervise: bool,
+    #[arg(long, hide = true, value_name = "FILE")]
+    table: Option<String>,
+}
+
+impl Absent {
+    /// The first of them that was asked for.
+    pub(crate) fn wanted(&self) -> Option<&'static str> {
+        [
+            (self.ublk.is_some(), "--ublk"),
+            (self.nbd_device.is_some(), "--nbd-device"),
+            (self.iscsi.is_some(), "--iscsi"),
+            (self.vhost_user.is_some(), "--vhost-user"),
+            (self.fuse.is_some(), "--fuse"),
+            (self.loop_device, "--loop"),
+            (self.supervise, "--supervise"),
+            (self.table.is_some(), "--table"),
+        ]
+        .into_iter()
+        .find_map(|(wanted, name)| wanted.then_some(name))
+    }
+}
+
+/// How a process that serves behaves.
+#[derive(Args, Debug, Clone, Copy)]
+pub(crate) struct RunArgs {
+    /// Print what is ready in JSON, an object a line
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Say on stderr what was chosen and why
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+    /// Leave the terminal once ready: how `add` starts the process that serves
+    #[arg(long, hide = true)]
+    pub(crate) detached: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct UpArgs {
+    /// The topology file (TOML)
+    #[arg(value_name = "TOPOLOGY.toml")]
+    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+}
 
 #[derive(Args, Debug)]
 pub(crate) struct CheckArgs {

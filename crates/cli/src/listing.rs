@@ -116,7 +116,7 @@ fn table(infos: &[DeviceInfo]) -> String {
 fn page(info: &DeviceInfo) -> String {
     let mut text = String::new();
     let mut line = |key: &str, value: &str| {
-        let _ = writeln!(text, "{key:<20} {value}");
+        let _ = writeln!(text, "{key:<32} {value}");
     };
     line("name", &info.name);
     line("stack", &info.stack);
@@ -132,8 +132,8 @@ fn page(info: &DeviceInfo) -> String {
         let tls = if export.tls == "off" { String::new() } else { format!(", TLS {}", export.tls) };
         line(&export.kind, &format!("{} ({} {clients}{tls})", export.address, export.connections));
     }
-    for (key, value) in &info.backend {
-        line(&format!("backend {key}"), value);
+    for (key, value) in info.backend.iter().filter(|(key, _)| *key != "size") {
+        line(key, value);
     }
     for (number, queue) in info.queues.iter().enumerate() {
         let why = queue.why.as_ref().map(|why| format!(", {why}")).unwrap_or_default();
@@ -144,7 +144,7 @@ fn page(info: &DeviceInfo) -> String {
         line(&format!("queue {number}"), &value);
     }
     for (key, value) in &info.limits {
-        line(key, &value.to_string());
+        line(&format!("limit {key}"), &value.to_string());
     }
     text
 }

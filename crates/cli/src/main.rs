@@ -9,13 +9,20 @@
 
 #![forbid(unsafe_code)]
 
+mod add;
 mod args;
+mod attach;
 mod check;
 mod del;
 mod failure;
 mod listing;
+mod log;
 mod pages;
+mod plan;
 mod progress;
+mod served;
+mod serving;
+mod signals;
 mod stat;
 
 use args::{Cli, Command};
@@ -36,6 +43,9 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<ExitCode, Failure> {
     match command {
+        Command::Serve(args) => serving::serve(&args),
+        Command::Add(args) => add::add(&args),
+        Command::Up(args) => serving::up(&args),
         Command::Check(args) => check::check(&args),
         Command::List(args) => listing::list(&args),
         Command::Show(args) => listing::show(&args),

@@ -10,5 +10,6 @@ pub mod nbd;
 mod reactor;
 pub mod rundir;
 pub mod spec;
+mod start;
 pub mod topology;
 mod yard;

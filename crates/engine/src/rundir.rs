@@ -254,6 +254,11 @@ impl ControlSocket {
     pub fn listener(&mut self) -> Option<UnixListener> {
         self.listener.take()
     }
+
+    /// Removes its file early: for a process that ends without dropping anything.
+    pub fn remove(&self) {
+        remove(&self.path);
+    }
 }
 
 impl Drop for ControlSocket {

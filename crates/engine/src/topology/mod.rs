@@ -174,6 +174,18 @@ impl Topology {
         Topology::parse(&text, file)
     }
 
+    /// Gives the device at `index` another name, also as the name of exports that had its old one.
+    pub fn rename(&mut self, index: usize, name: &DeviceName) {
+        let Some(device) = self.devices.get_mut(index) else { return };
+        let before = std::mem::replace(&mut device.name, name.clone());
+        for export in self.exports.iter_mut().filter(|export| export.device == before) {
+            export.device = name.clone();
+            if export.name == before.as_str() {
+                export.name = name.to_string();
+            }
+        }
+    }
+
     /// Reads the text of a topology file.
     ///
     /// # Errors

@@ -170,3 +170,13 @@ tls-certificates = "pki"
     }
     assert!(!at("made.img").exists());
 }
+
+#[test]
+fn a_device_that_is_renamed_takes_its_exports_along() {
+    let text = "[device.a]\nstack = \"ram:1M\"\n[[export]]\ndevice = \"a\"\nname = \"x\"\n[[export]]\ndevice = \"a\"\n";
+    let mut topology = parse(text).unwrap();
+    topology.rename(0, &"b".parse().unwrap());
+    assert_eq!(topology.devices[0].name.as_str(), "b");
+    let exports: Vec<_> = topology.exports.iter().map(|e| (e.device.as_str(), e.name.as_str())).collect();
+    assert_eq!(exports, [("b", "x"), ("b", "b")]);
+}

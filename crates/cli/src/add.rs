@@ -1,0 +1,62 @@
+//! `add`: a process of its own that serves, and the wait until it is ready.
+//!
+//! The child is this program as `serve --detached`. It prints its ready lines, all at once, when
+//! everything is attached, and then lets go of stdout and stderr: lines and then the end mean that it is
+//! ready, the end alone that it is not. A child that cannot tell us (because we were interrupted)
+//! takes everything back.
+
+use crate::args::ServeArgs;
+use crate::failure::{Failure, print};
+use crate::plan;
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitCode, Stdio};
+
+pub(crate) fn add(args: &ServeArgs) -> Result<ExitCode, Failure> {
+    // What makes no sense is said without starting anything.
+    let topology = plan::topology("add", args)?;
+    let name = topology.devices[0].name.to_string();
+    let fail = |why: std::io::Error| Failure::new("add", &name, why);
+    let program = std::env::current_exe().map_err(fail)?;
+    let mut child = Command::new(program)
+        .arg("serve")
+        .arg("--detached")
+        // Behind the program's name and `add`.
+        .args(std::env::args_os().skip(2))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(fail)?;
+    let (ready, said) = outputs(&mut child).map_err(fail)?;
+    eprint!("{said}");
+    if !ready.is_empty() {
+        print(&ready);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let status = child.wait().map_err(fail)?;
+    match status.code() {
+        Some(code) if !said.is_empty() => Ok(ExitCode::from(u8::try_from(code).unwrap_or(1).max(1))),
+        Some(code) => Err(Failure::new("add", &name, format!("its process ended with status {code}"))),
+        None => {
+            let signal = status.signal().unwrap_or_default();
+            Err(Failure::new("add", &name, format!("its process was killed by signal {signal}")))
+        }
+    }
+}
+
+/// All that the child says before it lets go.
+fn outputs(child: &mut Child) -> std::io::Result<(String, String)> {
+    let stderr = child.stderr.take();
+    let said = std::thread::spawn(move || {
+        let mut said = Vec::new();
+        // What can be read is said; a broken pipe says no more.
+        let _ = stderr.map(|mut pipe| pipe.read_to_end(&mut said));
+        String::from_utf8_lossy(&said).into_owned()
+    });
+    let mut ready = String::new();
+    if let Some(mut pipe) = child.stdout.take() {
+        pipe.read_to_string(&mut ready)?;
+    }
+    Ok((ready, said.join().unwrap_or_default()))
+}

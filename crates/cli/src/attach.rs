@@ -1,0 +1,55 @@
+//! The process's surroundings: service manager, terminal, log.
+
+use crate::failure::Failure;
+use engine::rundir::RunDir;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+/// Tells the service manager how we are, when there is one that wants to know (`sd_notify`).
+pub(crate) fn notify(state: &str) {
+    let Some(target) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let target = target.to_string_lossy();
+    let address = match target.strip_prefix('@') {
+        Some(name) => {
+            use std::os::linux::net::SocketAddrExt;
+            SocketAddr::from_abstract_name(name)
+        }
+        None => SocketAddr::from_pathname(&*target),
+    };
+    // It is the service manager's loss if it cannot be reached; serving goes on.
+    let _ = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address));
+}
+
+/// As many connections as the system lets us have: the soft limit on open files is for programs that use
+/// `select`.
+pub(crate) fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    // What cannot be raised stays, and shows as a clear error when it is reached.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
+/// Leaves the terminal that started us, so that its end is not ours.
+pub(crate) fn leave_session(what: &str) -> Result<(), Failure> {
+    match rustix::process::setsid() {
+        // Who leads a group already was started by itself, and has no terminal to leave.
+        Ok(_) | Err(rustix::io::Errno::PERM) => Ok(()),
+        Err(why) => Err(Failure::new(what, "", io::Error::from(why))),
+    }
+}
+
+/// Lets go of whoever waits for us to be ready: stdout and stderr go to the log, and the directory we
+/// were started in can be unmounted.
+pub(crate) fn leave_parent(run: &RunDir, name: &str) -> io::Result<()> {
+    let log = std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(run.log_file(name))?;
+    std::env::set_current_dir("/")?;
+    rustix::stdio::dup2_stderr(&log)?;
+    rustix::stdio::dup2_stdout(&log)?;
+    Ok(())
+}

@@ -1,0 +1,81 @@
+//! From a command line to a topology: every word is checked before anything is touched.
+
+use crate::args::ServeArgs;
+use crate::failure::Failure;
+use engine::spec::{DeviceName, LayerSpec, NbdAddress, StackSpec, TlsSpec, check_limits};
+use engine::topology::{DeviceSpec, ExportSpec, Topology};
+use std::fmt::Display;
+use std::path::Path;
+use std::str::FromStr;
+
+const THERE_IS: &str = "is not in this build (there is --nbd unix:PATH and --nbd tcp:HOST:PORT)";
+
+/// The device and its exports. `what`: the command, for messages.
+pub(crate) fn topology(what: &str, args: &ServeArgs) -> Result<Topology, Failure> {
+    if let Some(absent) = args.absent.wanted() {
+        return Err(Failure::usage(what, absent, THERE_IS));
+    }
+    let here = std::env::current_dir().map_err(|why| Failure::new(what, "the current directory", why))?;
+    let stack = parsed::<StackSpec>(what, &args.stack)?.rooted(&here);
+    let name: DeviceName = match &args.name {
+        Some(name) => parsed(what, name)?,
+        None => stack.derived_name(),
+    };
+    let layers =
+        args.layers.iter().map(|layer| parsed::<LayerSpec>(what, layer)).collect::<Result<_, _>>()?;
+    if let Some(limits) = &args.limits {
+        check_limits(limits).map_err(|why| Failure::usage(what, limits, why))?;
+    }
+    let device = DeviceSpec {
+        name: name.clone(),
+        stack,
+        layers,
+        limits: args.limits.clone(),
+        depth: args.depth,
+        line: 0,
+    };
+    let topology = Topology {
+        ring: parsed(what, &args.ring)?,
+        poll: args.poll,
+        queues: args.queues,
+        devices: vec![device],
+        exports: exports(what, args, &name, &here)?,
+    };
+    match topology.conflicts().first() {
+        Some(problem) => Err(Failure::usage(what, &name, &problem.why)),
+        None => Ok(topology),
+    }
+}
+
+/// At least one: without an address, the NBD socket in the run directory, which a service manager's
+/// sockets may take the place of.
+fn exports(
+    what: &str,
+    args: &ServeArgs,
+    device: &DeviceName,
+    here: &Path,
+) -> Result<Vec<ExportSpec>, Failure> {
+    let mode = args.tls.as_ref().map(|mode| parsed(what, mode)).transpose()?;
+    let certificates = args.tls_certificates.as_ref().map(|path| here.join(path));
+    let tls = TlsSpec::new(mode, certificates, args.tls_verify_peer)
+        .map_err(|why| Failure::usage(what, device, why))?;
+    let export = |address| ExportSpec {
+        device: device.clone(),
+        address,
+        name: args.nbd_name.clone().unwrap_or_else(|| device.to_string()),
+        tls: tls.clone(),
+        line: 0,
+    };
+    let rooted = |address| match address {
+        NbdAddress::Unix(path) => NbdAddress::Unix(here.join(path)),
+        tcp @ NbdAddress::Tcp { .. } => tcp,
+    };
+    if args.nbd.is_empty() {
+        return Ok(vec![export(None)]);
+    }
+    args.nbd.iter().map(|text| Ok(export(Some(rooted(parsed(what, text)?))))).collect()
+}
+
+fn parsed<T: FromStr<Err: Display>>(what: &str, text: &str) -> Result<T, Failure> {
+    text.parse().map_err(|why| Failure::usage(what, text, why))
+}

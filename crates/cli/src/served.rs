@@ -1,0 +1,57 @@
+//! The devices of this process as its control socket shows them: the host's, with the names that this
+//! process holds in the run directory.
+
+use engine::control::{BoxFuture, ControlError, Counted, DeviceInfo, Yard};
+use engine::host::Host;
+use engine::rundir::NameClaim;
+use engine::spec::DeviceName;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::Notify;
+
+pub(crate) struct Served {
+    host: Arc<Host>,
+    claims: Mutex<HashMap<String, NameClaim>>,
+    /// Told when the last device was deleted.
+    pub(crate) emptied: Notify,
+}
+
+impl Served {
+    pub(crate) fn new(host: Arc<Host>, claims: Vec<(DeviceName, NameClaim)>) -> Served {
+        let claims = claims.into_iter().map(|(name, claim)| (name.to_string(), claim)).collect();
+        Served { host, claims: Mutex::new(claims), emptied: Notify::new() }
+    }
+
+    /// Gives up every name.
+    pub(crate) fn release(&self) {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+impl Yard for Served {
+    fn devices(&self) -> Vec<DeviceInfo> {
+        Yard::devices(&*self.host)
+    }
+
+    fn device(&self, name: &str) -> Option<DeviceInfo> {
+        Yard::device(&*self.host, name)
+    }
+
+    fn counted(&self, name: &str) -> Option<Counted> {
+        self.host.counted(name)
+    }
+
+    fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), ControlError>> {
+        Box::pin(async move {
+            let done = self.host.delete(name).await;
+            // Also after a failed flush the device is gone.
+            if Yard::device(&*self.host, name).is_none() {
+                self.claims.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+            }
+            if Yard::devices(&*self.host).is_empty() {
+                self.emptied.notify_one();
+            }
+            done
+        })
+    }
+}

@@ -1,0 +1,239 @@
+//! `serve` and `up`: bring devices up, say where they are, keep them until told to stop, and take them
+//! down without losing anything.
+//!
+//! One thread runs the control plane: control socket, handshakes, signals. I/O is the reactors' business.
+
+use crate::args::{RunArgs, ServeArgs, UpArgs};
+use crate::attach;
+use crate::failure::Failure;
+use crate::listing::run_dir;
+use crate::plan;
+use crate::progress::shown;
+use crate::served::Served;
+use crate::signals::{Signals, status_of};
+use engine::control;
+use engine::host::Host;
+use engine::listen::{Listening, Socket};
+use engine::rundir::{ControlSocket, NameClaim, RunDir, RunDirError};
+use engine::spec::{DeviceName, NbdAddress};
+use engine::topology::{ExportSpec, Topology};
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// How long answers of the control socket that are under way may take at the end.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
+
+/// A command that serves.
+struct Serving {
+    what: &'static str,
+    run: RunDir,
+    args: RunArgs,
+    /// A name that is taken may be numbered.
+    may_rename: bool,
+    inherited: Vec<Listening>,
+}
+
+pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode, Failure> {
+    // A detached process was started by `add`, and its errors are shown as that.
+    let what = if args.run.detached { "add" } else { "serve" };
+    let topology = plan::topology(what, args)?;
+    if args.run.detached {
+        attach::leave_session(what)?;
+    }
+    let inherited = inherited_sockets().map_err(|why| Failure::new(what, "inherited socket", why))?;
+    start(what, topology, args.run, args.name.is_none(), inherited)
+}
+
+pub(crate) fn up(args: &UpArgs) -> Result<ExitCode, Failure> {
+    let topology = Topology::load(&args.file).map_err(|why| Failure::new("up", "", why))?;
+    start("up", topology, args.run, false, Vec::new())
+}
+
+fn start(
+    what: &'static str,
+    topology: Topology,
+    args: RunArgs,
+    may_rename: bool,
+    inherited: Vec<Listening>,
+) -> Result<ExitCode, Failure> {
+    let run = run_dir(what)?;
+    run.create().map_err(|why| Failure::new(what, "", why))?;
+    crate::log::start(args.verbose);
+    attach::raise_file_limit();
+    let serving = Serving { what, run, args, may_rename, inherited };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|why| Failure::new(what, "", why))?.block_on(serving.run(topology))
+}
+
+/// Sockets that a service manager opened for us (`LISTEN_FDS`).
+fn inherited_sockets() -> io::Result<Vec<Listening>> {
+    let mut passed = listenfd::ListenFd::from_env();
+    (0..passed.len())
+        .map(|i| match passed.take_unix_listener(i) {
+            Ok(Some(listener)) => Listening::inherited(Socket::Unix(listener)),
+            _ => {
+                let listener = passed.take_tcp_listener(i)?;
+                Listening::inherited(Socket::Tcp(listener.ok_or_else(|| io::Error::other("it is gone"))?))
+            }
+        })
+        .collect()
+}
+
+impl Serving {
+    fn failure(&self, name: impl std::fmt::Display, why: impl std::fmt::Display) -> Failure {
+        Failure::new(self.what, name, why)
+    }
+
+    async fn run(mut self, mut topology: Topology) -> Result<ExitCode, Failure> {
+        let mut signals = Signals::new().map_err(|why| self.failure("", why))?;
+        let mut control = self.run.control_socket().map_err(|why| self.failure("", why))?;
+        let claims = self.claim_names(&mut topology)?;
+        let config = topology.host_config().map_err(|why| self.failure("", why))?;
+        let host = Host::start(&config).map_err(|why| self.failure("", why))?;
+        let ready = match self.bring_up(&host, &topology, &control, &claims) {
+            Ok(ready) => ready,
+            Err(failure) => {
+                // Nothing was asked of the devices yet, so nothing can be lost with them.
+                let _ = host.shut_down().await;
+                return Err(failure);
+            }
+        };
+        let served = Arc::new(Served::new(host.clone(), claims));
+        let (stop, stopped) = oneshot::channel::<()>();
+        let listener = control.listener().ok_or_else(|| self.failure("", "the control socket is gone"))?;
+        let answers = tokio::spawn(control::serve(listener, served.clone(), async { drop(stopped.await) }));
+        let told = self.tell_ready(&ready, &topology);
+        if told.is_ok() {
+            tokio::select! {
+                _ = signals.next() => {}
+                () = served.emptied.notified() => {}
+            }
+        }
+        let ended = self.drain(&host, &served, &control, &mut signals).await;
+        drop(stop);
+        // Whoever has not taken an answer by now does not want it.
+        let _ = tokio::time::timeout(LAST_ANSWERS, answers).await;
+        told.and(ended)
+    }
+
+    /// Takes the names of all devices; where that was not chosen by the user, another one if need be.
+    fn claim_names(&self, topology: &mut Topology) -> Result<Vec<(DeviceName, NameClaim)>, Failure> {
+        let mut claims = Vec::new();
+        for i in 0..topology.devices.len() {
+            let wanted = topology.devices[i].name.clone();
+            let mut taken: Vec<String> = Vec::new();
+            let claim = loop {
+                let name = wanted.unique(|name| taken.iter().any(|other| other == name));
+                match self.run.claim(&name) {
+                    Ok(claim) => break (name, claim),
+                    Err(RunDirError::Taken(name)) if self.may_rename => taken.push(name.to_string()),
+                    Err(why) => return Err(self.failure(&name, why)),
+                }
+            };
+            topology.rename(i, &claim.0);
+            claims.push(claim);
+        }
+        Ok(claims)
+    }
+
+    /// Opens devices and exports; the ready lines.
+    fn bring_up(
+        &mut self,
+        host: &Arc<Host>,
+        topology: &Topology,
+        control: &ControlSocket,
+        claims: &[(DeviceName, NameClaim)],
+    ) -> Result<String, Failure> {
+        for device in &topology.devices {
+            host.add_device(&device.config()).map_err(|why| self.failure(&device.name, why))?;
+        }
+        let mut ready = String::new();
+        for export in &topology.exports {
+            for uri in self.export(host, export)? {
+                ready += &self.ready_line(export.device.as_str(), &uri);
+            }
+        }
+        for (name, claim) in claims {
+            claim.publish(control).map_err(|why| self.failure(name, why))?;
+        }
+        Ok(ready)
+    }
+
+    fn export(&mut self, host: &Arc<Host>, export: &ExportSpec) -> Result<Vec<String>, Failure> {
+        let name = &export.device;
+        let fail = |why| Failure::new(self.what, name, why);
+        let device = host.device(name.as_str()).ok_or(engine::host::HostError::NoDevice).map_err(fail)?;
+        let mut uris = Vec::new();
+        for listening in std::mem::take(&mut self.inherited) {
+            uris.push(host.export_nbd_on(&device, listening, &export.name, &export.tls).map_err(fail)?);
+        }
+        let address = match &export.address {
+            Some(address) => address.clone(),
+            None if !uris.is_empty() => return Ok(uris),
+            None => {
+                if self.args.verbose {
+                    eprintln!(
+                        "blockyard: {name}: no export was named, and ublk and loop are not in this build: \
+                         it gets an NBD socket in the run directory"
+                    );
+                }
+                NbdAddress::Unix(self.run.nbd_socket(name.as_str()))
+            }
+        };
+        uris.push(host.export_nbd(&device, &address, &export.name, &export.tls).map_err(fail)?);
+        Ok(uris)
+    }
+
+    fn ready_line(&self, name: &str, address: &str) -> String {
+        if self.args.json {
+            let pid = std::process::id();
+            let line = serde_json::json!({ "name": name, "export": "nbd", "address": address, "pid": pid });
+            format!("{line}\n")
+        } else {
+            format!("{name} nbd {address}\n")
+        }
+    }
+
+    /// Says where everything is, to whoever waits for it.
+    fn tell_ready(&self, ready: &str, topology: &Topology) -> Result<(), Failure> {
+        let mut stdout = io::stdout().lock();
+        let told = stdout.write_all(ready.as_bytes()).and_then(|()| stdout.flush());
+        told.map_err(|why| self.failure("stdout", why))?;
+        drop(stdout);
+        attach::notify("READY=1\n");
+        if self.args.detached
+            && let Some(first) = topology.devices.first()
+        {
+            attach::leave_parent(&self.run, first.name.as_str())
+                .map_err(|why| self.failure(&first.name, format!("{why} (its log)")))?;
+        }
+        Ok(())
+    }
+
+    /// Takes every device down. A signal meanwhile ends the process at once.
+    async fn drain(
+        &self,
+        host: &Arc<Host>,
+        served: &Served,
+        control: &ControlSocket,
+        signals: &mut Signals,
+    ) -> Result<ExitCode, Failure> {
+        attach::notify("STOPPING=1\n");
+        let lost = tokio::select! {
+            done = shown("draining", host.shut_down()) => done,
+            signal = signals.next() => {
+                served.release();
+                control.remove();
+                std::process::exit(status_of(signal).into());
+            }
+        };
+        served.release();
+        let why =
+            "the last flush failed: what was written since the flush before may be lost (check the backend)";
+        let failures = lost.err().unwrap_or_default().into_iter().map(|name| self.failure(name, why));
+        failures.reduce(Failure::and).map_or(Ok(ExitCode::SUCCESS), Err)
+    }
+}
