@@ -1,6 +1,7 @@
 //! The harness of docs/benchmarks: `./x bench core`, `./x bench nbd`.
 #![forbid(unsafe_code)]
 
+mod core;
 mod nbd;
 
 use std::process::ExitCode;
@@ -8,9 +9,11 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.split_first() {
+        Some((word, rest)) if word == "core" => core::main(rest),
+        Some((word, rest)) if word == "instructions" => core::instructions(rest),
         Some((word, rest)) if word == "nbd" => nbd::main(rest),
         _ => {
-            eprintln!("usage: blockyard-bench nbd [OPTIONS]");
+            eprintln!("usage: blockyard-bench core|instructions|nbd [OPTIONS]");
             ExitCode::from(2)
         }
     }

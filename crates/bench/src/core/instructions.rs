@@ -1,0 +1,189 @@
+//! `instructions`: how many instructions a request takes, counted by callgrind and held against the figures
+//! in `instructions.toml`.
+//!
+//! The program runs itself under valgrind with two numbers of requests: the difference is free of start-up.
+
+use super::rig::{Mix, Rig, Stacking};
+use super::{LAYERS, PIECES, usage_error};
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+const USAGE: &str = "usage: blockyard-bench instructions [--write]";
+/// Beside the manifest: one `name = count` a line.
+const EXPECTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/instructions.toml");
+/// How far a count may be from the expected one, in percent.
+const SLACK_PERCENT: f64 = 2.0;
+/// Requests of the shorter and of the longer run: whole turns, past the first touch of everything.
+const COUNTS: [u64; 2] = [3200, 19_200];
+
+/// What is run under valgrind.
+const CASES: [(&str, Stacking); 5] = [
+    ("null", Stacking::Null { layers: 0 }),
+    ("layers", Stacking::Null { layers: LAYERS }),
+    ("whole", Stacking::Split { whole: true }),
+    ("long", Stacking::Long),
+    ("split", Stacking::Split { whole: false }),
+];
+
+/// What is reported: its name, and the most that is allowed at all.
+const GOALS: [(&str, Option<f64>); 4] = [
+    ("null_request", Some(300.0)),
+    ("layer", Some(80.0)),
+    ("split_nothing_to_cut", Some(80.0)),
+    ("split_child", None),
+];
+
+/// Instructions of one request of a case.
+fn count(program: &Path, case: &str) -> Result<f64, String> {
+    let mut totals = [0u64; 2];
+    for (total, requests) in totals.iter_mut().zip(COUNTS) {
+        let output = Command::new("valgrind")
+            .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+            .arg(program)
+            .args(["instructions", "--child", case, &requests.to_string()])
+            .output()
+            .map_err(|error| format!("starting valgrind failed: {error}"))?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        *total = text
+            .lines()
+            .find_map(|line| line.split("Collected :").nth(1)?.trim().parse().ok())
+            .filter(|_| output.status.success())
+            .ok_or_else(|| format!("valgrind did not count {case}: {text}"))?;
+    }
+    Ok((totals[1] as f64 - totals[0] as f64) / (COUNTS[1] - COUNTS[0]) as f64)
+}
+
+fn measure(program: &Path) -> Result<[f64; 4], String> {
+    let mut counts = [0.0; 5];
+    for (count_of, (case, _)) in counts.iter_mut().zip(CASES) {
+        *count_of = count(program, case)?;
+    }
+    let [null, layers, whole, long, split] = counts;
+    Ok([null, (layers - null) / f64::from(LAYERS), whole - null, (split - long) / PIECES as f64])
+}
+
+/// The expected counts: lines `name = count`, `#` begins a comment.
+fn parse_expected(text: &str) -> Result<Vec<(String, f64)>, String> {
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
+    lines
+        .filter(|line| !line.is_empty())
+        .map(|line| {
+            let (name, value) =
+                line.split_once('=').ok_or_else(|| format!("\"{line}\" is not name = count"))?;
+            let value = value.trim().parse().map_err(|_| format!("\"{line}\": the count is not a number"))?;
+            Ok((name.trim().to_owned(), value))
+        })
+        .collect()
+}
+
+/// How a count stands to what was expected; `Err` when it is too high.
+fn judge(count: f64, expected: Option<f64>, goal: Option<f64>) -> Result<&'static str, &'static str> {
+    if goal.is_some_and(|goal| count > goal) {
+        return Err("above the goal");
+    }
+    let Some(expected) = expected else {
+        return Err("not in instructions.toml: add it with --write");
+    };
+    let percent = (count / expected - 1.0) * 100.0;
+    if percent > SLACK_PERCENT {
+        Err("more than expected: find out why, or record it with --write")
+    } else if percent < -SLACK_PERCENT {
+        Ok("improved: record it with --write")
+    } else {
+        Ok("as expected")
+    }
+}
+
+fn write_expected(counts: &[f64; 4]) -> std::io::Result<()> {
+    let mut text = String::from(
+        "# Instructions per request, statistics and histograms on, as `blockyard-bench instructions` counts\n\
+         # them. Checked with 2 % slack; recorded anew with --write.\n",
+    );
+    for ((name, _), count) in GOALS.iter().zip(counts) {
+        text += &format!("{name} = {count:.1}\n");
+    }
+    std::fs::write(EXPECTED, text)
+}
+
+fn check(counts: &[f64; 4]) -> Result<ExitCode, String> {
+    let text =
+        std::fs::read_to_string(EXPECTED).map_err(|error| format!("reading {EXPECTED} failed: {error}"))?;
+    let expected = parse_expected(&text)?;
+    let mut code = ExitCode::SUCCESS;
+    println!("{:<24}{:>12}{:>12}{:>8}", "", "counted", "expected", "goal");
+    for ((name, goal), &count) in GOALS.into_iter().zip(counts) {
+        let expected = expected.iter().find(|row| row.0 == name).map(|row| row.1);
+        let show = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1}"));
+        let judgement = judge(count, expected, goal).unwrap_or_else(|why| {
+            code = ExitCode::FAILURE;
+            why
+        });
+        println!("{name:<24}{count:>12.1}{:>12}{:>8}   {judgement}", show(expected), show(goal));
+    }
+    Ok(code)
+}
+
+/// The part that runs under valgrind.
+fn child(case: &str, requests: &str) -> ExitCode {
+    let stacking = CASES.into_iter().find(|row| row.0 == case).map(|row| row.1);
+    match (stacking, requests.parse()) {
+        (Some(stacking), Ok(requests)) => {
+            Rig::new(stacking).run(Mix::Half, requests);
+            ExitCode::SUCCESS
+        }
+        _ => usage_error("--child takes a case and a number of requests", USAGE),
+    }
+}
+
+/// `instructions [--write]`.
+pub(crate) fn main(arguments: &[String]) -> ExitCode {
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let write = match words[..] {
+        ["--child", case, requests] => return child(case, requests),
+        ["--write"] => true,
+        [] => false,
+        _ => return usage_error("what follows is not known", USAGE),
+    };
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        println!("skipped: valgrind is not installed (apt install valgrind)");
+        return ExitCode::SUCCESS;
+    }
+    let outcome = std::env::current_exe()
+        .map_err(|error| format!("finding this program failed: {error}"))
+        .and_then(|program| measure(&program))
+        .and_then(|counts| {
+            if write {
+                write_expected(&counts).map_err(|error| format!("writing {EXPECTED} failed: {error}"))?;
+            }
+            check(&counts)
+        });
+    outcome.unwrap_or_else(|why| {
+        eprintln!("blockyard-bench: counting failed: {why}");
+        ExitCode::FAILURE
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_is_held_against_goal_and_record() {
+        assert!(judge(301.0, Some(301.0), Some(300.0)).is_err());
+        assert!(judge(103.0, Some(100.0), None).is_err());
+        assert!(judge(100.0, None, None).is_err());
+        assert_eq!(judge(101.0, Some(100.0), Some(300.0)), Ok("as expected"));
+        assert!(judge(90.0, Some(100.0), None).is_ok_and(|what| what.contains("improved")));
+    }
+
+    #[test]
+    fn the_record_is_read() {
+        assert_eq!(
+            parse_expected("# x\na = 1.5\n\nb=2 # y\n"),
+            Ok(vec![("a".into(), 1.5), ("b".into(), 2.0)])
+        );
+        assert!(parse_expected("a 1").is_err() && parse_expected("a = x").is_err());
+        let recorded = parse_expected(&std::fs::read_to_string(EXPECTED).expect("a record")).expect("lines");
+        assert!(GOALS.iter().all(|goal| recorded.iter().any(|row| row.0 == goal.0)));
+    }
+}

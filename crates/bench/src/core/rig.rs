@@ -1,0 +1,187 @@
+//! A queue with a stack, and a front end that keeps it busy.
+
+use super::ring::{BUFFERS, BenchRing, ZEROES};
+use super::{DEPTH, LEN, PIECES};
+use backends::{Null, NullSpec, Ram, RamSpec};
+use block::{Bytes, Data, Flags, Op, QueueLimits, Request, Sectors, Segment};
+use layers::{Pass, Split};
+use queue::{Done, Node, NodeId, Owner, Queue, QueueConfig, QueueId, Stack};
+use std::sync::Arc;
+
+/// How large the RAM disk is: far more than any cache.
+const DISK: Bytes = Bytes::mib(256);
+/// How many offsets there are before they repeat.
+const OFFSETS: usize = 1 << 15;
+
+/// What is asked of the device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Mix {
+    Reads,
+    Writes,
+    Half,
+}
+
+impl Mix {
+    pub(crate) const ALL: [Mix; 3] = [Mix::Reads, Mix::Writes, Mix::Half];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Mix::Reads => "read",
+            Mix::Writes => "write",
+            Mix::Half => "50/50",
+        }
+    }
+
+    #[inline]
+    pub(crate) fn op(self, index: usize) -> Op {
+        match self {
+            Mix::Reads => Op::Read,
+            Mix::Writes => Op::Write,
+            // By a hash of the index: a branch predictor must not learn it.
+            Mix::Half if (index.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) & 1 == 0 => Op::Read,
+            Mix::Half => Op::Write,
+        }
+    }
+}
+
+/// What the queue carries requests through.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stacking {
+    /// A null device under so many layers that do nothing.
+    Null { layers: u8 },
+    /// A null device and requests as long as [`PIECES`], which take no lent memory: what cutting is held
+    /// against.
+    Long,
+    /// A null device under a split: requests that fit, or that are as `Long` and cut into [`PIECES`].
+    Split { whole: bool },
+    /// A RAM disk, filled.
+    Ram,
+}
+
+/// A queue under load.
+pub(crate) struct Rig {
+    queue: Queue<BenchRing>,
+    ring: BenchRing,
+    done: Vec<Done>,
+    offsets: Vec<u64>,
+    next: usize,
+    len: u64,
+    flags: Flags,
+}
+
+/// Random places of a disk where a request of `LEN` bytes may lie.
+pub(super) fn offsets() -> Vec<u64> {
+    let mut state = 0x2545_f491_4f6c_dd1du64;
+    let mut random = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    (0..OFFSETS).map(|_| random() % (DISK.0 / LEN) * LEN).collect()
+}
+
+pub(super) fn disk_size() -> usize {
+    DISK.0 as usize
+}
+
+fn backend(stacking: Stacking) -> Box<dyn Node<BenchRing>> {
+    match stacking {
+        Stacking::Ram => {
+            let ram = Ram::new(&RamSpec { size: DISK, huge: false }).expect("memory for a RAM disk");
+            Box::new(Arc::clone(&ram).node(None))
+        }
+        _ => Box::new(Null::new(&NullSpec::default()).expect("a null device").node(Some(ZEROES))),
+    }
+}
+
+fn limits() -> QueueLimits {
+    let mut limits = QueueLimits {
+        max_hw_sectors: Sectors(8192),
+        max_user_sectors: Bytes(LEN).sectors(),
+        ..QueueLimits::default()
+    };
+    limits.validate().expect("limits of one block");
+    limits
+}
+
+impl Rig {
+    pub(crate) fn new(stacking: Stacking) -> Rig {
+        let mut stack = Stack::default();
+        let is_long = matches!(stacking, Stacking::Long | Stacking::Split { whole: false });
+        let len = if is_long { LEN * PIECES } else { LEN };
+        match stacking {
+            Stacking::Null { layers } => (1..=layers).for_each(|below| {
+                stack.layer(Box::new(Pass::new(NodeId(below))), 0);
+            }),
+            Stacking::Split { .. } => {
+                stack.layer(Box::new(Split::new(&limits(), NodeId(1))), Split::children(DEPTH));
+            }
+            Stacking::Long | Stacking::Ram => {}
+        }
+        stack.backend(backend(stacking));
+        let config = QueueConfig { id: QueueId(0), depth: DEPTH, segments_per_tag: 16, timeout_ns: None };
+        let mut rig = Rig {
+            queue: Queue::new(config, stack).expect("a stack that fits"),
+            ring: BenchRing::new(usize::from(DEPTH) * len as usize),
+            done: Vec::with_capacity(DEPTH.into()),
+            offsets: offsets(),
+            next: 0,
+            len,
+            // A null device's reads are lent, as the NBD export has them; a RAM disk's are to be copied.
+            flags: if is_long || stacking == Stacking::Ram { Flags::NONE } else { Flags::MAY_LEND },
+        };
+        if stacking == Stacking::Ram {
+            rig.fill();
+        }
+        rig
+    }
+
+    fn fill(&mut self) {
+        let random = std::mem::replace(&mut self.offsets, (0..DISK.0 / LEN).map(|n| n * LEN).collect());
+        self.run(Mix::Writes, DISK.0 / LEN);
+        self.offsets = random;
+        self.next = 0;
+        let _ = self.counted();
+    }
+
+    /// How many requests were counted so far, in the statistics' sense.
+    pub(crate) fn counted(&mut self) -> u64 {
+        let now = self.ring.look_at_clock();
+        self.queue.stats().snapshot(now).ops.iter().map(|op| op.ios).sum()
+    }
+
+    /// Carry `count` requests, [`DEPTH`] in flight. What is measured.
+    #[inline(never)]
+    pub(crate) fn run(&mut self, mix: Mix, count: u64) {
+        for _ in 0..count / u64::from(DEPTH) {
+            self.turn(mix);
+        }
+    }
+
+    #[inline]
+    fn turn(&mut self, mix: Mix) {
+        while let Some(tag) = self.queue.tag() {
+            let index = self.next % self.offsets.len();
+            self.next += 1;
+            let memory =
+                Segment { offset: tag.index() as u64 * self.len, len: self.len as u32, region: BUFFERS };
+            let req = Request {
+                offset: Bytes(self.offsets[index]),
+                len: Bytes(self.len),
+                data: Data::One(memory),
+                op: mix.op(index),
+                flags: self.flags,
+            };
+            self.queue.submit(tag, Owner(index as u32), req, &mut self.ring);
+        }
+        self.queue.turn(&mut self.ring);
+        self.queue.swap_done(&mut self.done);
+        for done in self.done.drain(..) {
+            assert!(done.status.is_ok(), "{:?}", done.status);
+            self.queue.release(done.tag);
+        }
+        let now = self.ring.look_at_clock();
+        self.queue.account(now);
+    }
+}

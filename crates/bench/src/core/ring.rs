@@ -1,0 +1,69 @@
+//! A ring that carries nothing: memory for the requests, and a clock that is told the time.
+
+use block::{Region, Segment};
+use queue::{FileId, FileOp, IoId, Nanos, Patience, Ring, RingFull};
+use std::time::Instant;
+
+/// The requests' own memory.
+pub(super) const BUFFERS: Region = Region(0);
+/// What reads of a null device are lent; nobody looks at it.
+pub(super) const ZEROES: Region = Region(1);
+
+pub(super) struct BenchRing {
+    origin: Instant,
+    now: Nanos,
+    memory: Vec<u8>,
+}
+
+impl BenchRing {
+    pub(super) fn new(memory: usize) -> BenchRing {
+        BenchRing { origin: Instant::now(), now: Nanos(0), memory: vec![1; memory] }
+    }
+
+    /// Look at the clock, as a reactor does once a turn.
+    pub(super) fn look_at_clock(&mut self) -> Nanos {
+        self.now = Nanos(self.origin.elapsed().as_nanos() as u64);
+        self.now
+    }
+}
+
+impl Ring for BenchRing {
+    #[inline]
+    fn now(&self) -> Nanos {
+        self.now
+    }
+
+    fn allocate(&mut self, _: u32) -> Option<Segment> {
+        None
+    }
+
+    fn free(&mut self, segment: Segment) {
+        unreachable!("{segment:?} was not allocated here")
+    }
+
+    #[inline]
+    fn bytes(&self, segment: Segment) -> &[u8] {
+        debug_assert_eq!(segment.region, BUFFERS);
+        &self.memory[segment.offset as usize..][..segment.len as usize]
+    }
+
+    #[inline]
+    fn bytes_mut(&mut self, segment: Segment) -> &mut [u8] {
+        debug_assert_eq!(segment.region, BUFFERS);
+        &mut self.memory[segment.offset as usize..][..segment.len as usize]
+    }
+
+    fn try_now(&mut self, _: FileId, _: FileOp, _: &[Segment], _: Patience) -> Option<i64> {
+        None
+    }
+
+    fn start(&mut self, _: IoId, _: FileId, _: FileOp, _: &[Segment]) -> Result<(), RingFull> {
+        Err(RingFull)
+    }
+
+    fn timer(&mut self, id: IoId, _: Nanos) {
+        unreachable!("{id:?} set a timer")
+    }
+
+    fn cancel(&mut self, _: IoId) {}
+}

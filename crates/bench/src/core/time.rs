@@ -1,0 +1,227 @@
+//! `core`: nanoseconds per request.
+
+use super::rig::{self, Mix, Rig, Stacking};
+use super::{DEPTH, LAYERS, LEN, PIECES, usage_error};
+use block::Op;
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::json;
+use std::hint::black_box;
+use std::process::ExitCode;
+
+const USAGE: &str = "usage: blockyard-bench core [--rounds N] [--json]";
+/// Requests of one round on null: about a tenth of a second.
+const ROUND: u64 = 2_000_000;
+/// A request that moves memory, or is cut, takes several times as long.
+const ROUND_LONG: u64 = 400_000;
+
+/// What SPDK 26.09-pre takes for the same, on the machine where the goals were set: for orientation.
+const GOALS: [(&str, f64, &str, &str); 4] = [
+    ("null", 60.0, "ns", "SPDK 72 to 91"),
+    ("layer", 20.0, "ns", "SPDK 80 to 150"),
+    ("split child", 40.0, "ns", "SPDK 150"),
+    ("ram : memcpy", 1.15, "", "SPDK 1.55"),
+];
+
+/// Processor time of this thread, in nanoseconds.
+fn processor_ns() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
+}
+
+fn ns_each(count: u64, run: impl FnOnce()) -> f64 {
+    let before = processor_ns();
+    run();
+    (processor_ns() - before) / count as f64
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    if sorted.len().is_multiple_of(2) { (sorted[middle - 1] + sorted[middle]) / 2.0 } else { sorted[middle] }
+}
+
+/// Copies the blocks that a RAM disk's requests move, with nothing else around it.
+struct Copier {
+    disk: Vec<u8>,
+    buffers: Vec<u8>,
+    offsets: Vec<u64>,
+}
+
+impl Copier {
+    fn new() -> Copier {
+        Copier {
+            disk: vec![1; rig::disk_size()],
+            buffers: vec![1; usize::from(DEPTH) * LEN as usize],
+            offsets: rig::offsets(),
+        }
+    }
+
+    #[inline(never)]
+    fn run(&mut self, mix: Mix, count: u64) {
+        const BLOCK: usize = LEN as usize;
+        for number in 0..count as usize {
+            let index = number % self.offsets.len();
+            let at = self.offsets[index] as usize;
+            // Taken from the end, as a queue's free tags are.
+            let buffer = usize::from(DEPTH) - 1 - number % usize::from(DEPTH);
+            let buffer = &mut self.buffers[buffer * BLOCK..][..BLOCK];
+            match mix.op(index) {
+                Op::Read => buffer.copy_from_slice(&self.disk[at..at + BLOCK]),
+                _ => self.disk[at..at + BLOCK].copy_from_slice(buffer),
+            }
+        }
+        black_box(&self.buffers);
+    }
+}
+
+/// One mix, all rounds: each figure by round.
+#[derive(Default)]
+struct Figures {
+    null: Vec<f64>,
+    layer: Vec<f64>,
+    split_whole: Vec<f64>,
+    split_child: Vec<f64>,
+    ram: Vec<f64>,
+    memcpy: Vec<f64>,
+    ram_ratio: Vec<f64>,
+}
+
+struct Rigs {
+    null: Rig,
+    layers: Rig,
+    whole: Rig,
+    long: Rig,
+    split: Rig,
+    ram: Rig,
+    copier: Copier,
+}
+
+impl Rigs {
+    fn new() -> Rigs {
+        Rigs {
+            null: Rig::new(Stacking::Null { layers: 0 }),
+            layers: Rig::new(Stacking::Null { layers: LAYERS }),
+            whole: Rig::new(Stacking::Split { whole: true }),
+            long: Rig::new(Stacking::Long),
+            split: Rig::new(Stacking::Split { whole: false }),
+            ram: Rig::new(Stacking::Ram),
+            copier: Copier::new(),
+        }
+    }
+
+    /// Everything once, beside each other in time; what drifts drops out of differences and ratios.
+    fn round(&mut self, mix: Mix, scale: u64, into: &mut Figures) {
+        let (short, long) = (ROUND / scale, ROUND_LONG / scale);
+        let null = ns_each(short, || self.null.run(mix, short));
+        let layers = ns_each(short, || self.layers.run(mix, short));
+        let whole = ns_each(short, || self.whole.run(mix, short));
+        let uncut = ns_each(long, || self.long.run(mix, long));
+        let split = ns_each(long, || self.split.run(mix, long));
+        let ram = ns_each(long, || self.ram.run(mix, long));
+        let memcpy = ns_each(long, || self.copier.run(mix, long));
+        into.null.push(null);
+        into.layer.push((layers - null) / f64::from(LAYERS));
+        into.split_whole.push(whole - null);
+        into.split_child.push((split - uncut) / PIECES as f64);
+        into.ram.push(ram);
+        into.memcpy.push(memcpy);
+        into.ram_ratio.push(ram / memcpy);
+    }
+}
+
+impl Figures {
+    fn rows(&self) -> [(&'static str, &[f64], &'static str); 7] {
+        [
+            ("null", &self.null, "ns"),
+            ("layer", &self.layer, "ns"),
+            ("split, nothing to cut", &self.split_whole, "ns"),
+            ("split child", &self.split_child, "ns"),
+            ("ram", &self.ram, "ns"),
+            ("memcpy", &self.memcpy, "ns"),
+            ("ram : memcpy", &self.ram_ratio, ""),
+        ]
+    }
+}
+
+fn print_table(rounds: usize, all: &[(Mix, Figures)]) {
+    println!(
+        "one thread, {LEN} bytes a request, {DEPTH} in flight, statistics and histograms on, {rounds} rounds\n\
+         median (least..greatest) of the thread's processor time; a layer of {LAYERS}, a child of {PIECES}\n"
+    );
+    print!("{:<24}", "");
+    all.iter().for_each(|(mix, _)| print!("{:>24}", mix.name()));
+    println!("   goal");
+    for index in 0..7 {
+        let name = all[0].1.rows()[index].0;
+        print!("{name:<24}");
+        for (_, figures) in all {
+            let (_, values, unit) = figures.rows()[index];
+            let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+            let greatest = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let digits = if unit.is_empty() { 2 } else { 1 };
+            let text = format!("{:.digits$} ({least:.digits$}..{greatest:.digits$})", median(values));
+            print!("{text:>24}");
+        }
+        match GOALS.iter().find(|goal| goal.0 == name) {
+            Some((_, goal, unit, peer)) => println!("   <= {goal} {unit} ({peer})"),
+            None => println!(),
+        }
+    }
+    for (name, goal, unit, _) in GOALS {
+        for (mix, figures) in all {
+            let row = figures.rows().into_iter().find(|row| row.0 == name);
+            let value = row.map_or(0.0, |row| median(row.1));
+            if value > goal {
+                println!("missed: {name}, {}: {value:.2} {unit}, goal {goal}", mix.name());
+            }
+        }
+    }
+}
+
+fn print_json(rounds: usize, all: &[(Mix, Figures)]) {
+    let mixes: serde_json::Map<String, serde_json::Value> = all
+        .iter()
+        .map(|(mix, figures)| {
+            let rows: serde_json::Map<String, serde_json::Value> = figures
+                .rows()
+                .into_iter()
+                .map(|(name, values, _)| {
+                    (name.to_owned(), json!({ "median": median(values), "rounds": values }))
+                })
+                .collect();
+            (mix.name().to_owned(), rows.into())
+        })
+        .collect();
+    println!("{}", json!({ "depth": DEPTH, "bytes": LEN, "rounds": rounds, "mixes": mixes }));
+}
+
+/// `core [--rounds N] [--json]`.
+pub(crate) fn main(arguments: &[String]) -> ExitCode {
+    let (mut rounds, mut as_json) = (9, false);
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--json" => as_json = true,
+            "--rounds" => match arguments.next().and_then(|text| text.parse().ok()) {
+                Some(number) if number >= 1 => rounds = number,
+                _ => return usage_error("--rounds takes a number from 1", USAGE),
+            },
+            other => return usage_error(&format!("{other} is not known"), USAGE),
+        }
+    }
+    let mut rigs = Rigs::new();
+    let mut all = Vec::new();
+    for mix in Mix::ALL {
+        rigs.round(mix, 10, &mut Figures::default());
+        let mut figures = Figures::default();
+        (0..rounds).for_each(|_| rigs.round(mix, 1, &mut figures));
+        all.push((mix, figures));
+    }
+    if as_json {
+        print_json(rounds, &all)
+    } else {
+        print_table(rounds, &all)
+    }
+    ExitCode::SUCCESS
+}
