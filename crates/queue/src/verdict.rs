@@ -433,6 +433,8 @@ impl<R: Ring> Queue<R> {
                 Verdict::Down(node) => {
                     slot.path[usize::from(slot.depth)] = node;
                     slot.depth += 1;
+                    // Where it goes now it counts itself, unless it is cut again there.
+                    slot.replaced = false;
                     hops += 1;
                     if hops > HOPS_MAX {
                         Verdict::Busy
