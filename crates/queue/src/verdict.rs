@@ -425,25 +425,35 @@ impl<R: Ring> Queue<R> {
         }
     }
 
-    fn carry(&mut self, mut tag: Tag, mut verdict: Verdict, ring: &mut R) {
-        let mut hops = 0;
+    #[inline]
+    fn carry(&mut self, tag: Tag, verdict: Verdict, ring: &mut R) {
+        if self.common.probe.is_none() {
+            self.carry_probed::<false>(tag, verdict, ring);
+        } else {
+            self.carry_probed::<true>(tag, verdict, ring);
+        }
+    }
+
+    /// `PROBED`: whether someone listens, so that nobody who does not has to ask at every step.
+    fn carry_probed<const PROBED: bool>(&mut self, mut tag: Tag, mut verdict: Verdict, ring: &mut R) {
+        let mut slot = &mut self.slots[tag.index()];
+        let mut cx = Cx { common: &mut self.common, node: NodeId::TOP, ring };
+        let mut hops_left = HOPS_MAX;
         loop {
-            let slot = &mut self.slots[tag.index()];
             verdict = match verdict {
                 Verdict::Down(node) => {
                     slot.path[usize::from(slot.depth)] = node;
                     slot.depth += 1;
                     // Where it goes now it counts itself, unless it is cut again there.
                     slot.replaced = false;
-                    hops += 1;
-                    if hops > HOPS_MAX {
+                    if hops_left == 0 {
                         Verdict::Busy
                     } else {
+                        hops_left -= 1;
                         slot.generation = slot.generation.wrapping_add(1);
                         let io = Cookie { tag, generation: slot.generation };
-                        let leaf = self.common.probe.is_some() && self.leaf[node.index()];
-                        let mut cx = Cx { common: &mut self.common, node, ring };
-                        if leaf {
+                        cx.node = node;
+                        if PROBED && self.leaf[node.index()] {
                             issue_points(&mut cx, tag, &slot.req);
                         }
                         self.nodes[node.index()].submit(io, &mut slot.req, &mut cx)
@@ -451,8 +461,7 @@ impl<R: Ring> Queue<R> {
                 }
                 Verdict::Up(status) => {
                     slot.depth -= 1;
-                    let mut cx = Cx { common: &mut self.common, node: NodeId::TOP, ring };
-                    if cx.common.probe.is_some() && self.leaf[slot.path[usize::from(slot.depth)].index()] {
+                    if PROBED && self.leaf[slot.path[usize::from(slot.depth)].index()] {
                         cx.probe(|| Point::new(tag, &slot.req, Event::Completed { status }));
                     }
                     if slot.depth > 0 {
@@ -460,29 +469,14 @@ impl<R: Ring> Queue<R> {
                         let io = Cookie { tag, generation: slot.generation };
                         self.nodes[cx.node.index()].end_io(io, &mut slot.req, status, &mut cx)
                     } else {
-                        let status =
-                            if slot.expired > 0 && !status.is_ok() { Status::Timeout } else { status };
-                        slot.state = State::Free;
-                        if slot.counted && !slot.replaced {
-                            self.ended.push(Ended {
-                                start: slot.start,
-                                len: slot.req.len.0,
-                                op: slot.req.op,
-                                failed: !status.is_ok(),
-                            });
-                        }
+                        let status = slot.end(status, &mut self.ended);
                         let Some(parent) = slot.parent.take() else {
                             self.in_flight -= 1;
                             return self.done.push(Done { tag, owner: slot.owner, status });
                         };
                         let child = slot.req;
-                        let slot = &mut self.slots[parent.tag.index()];
-                        assert!(
-                            slot.state == State::Held && slot.generation == parent.generation,
-                            "a child outlived its parent {parent:?}"
-                        );
-                        slot.state = State::Moving;
-                        cx.node = slot.path[usize::from(slot.depth) - 1];
+                        slot = &mut self.slots[parent.tag.index()];
+                        cx.node = slot.take_child_end(parent);
                         cx.common.spare[cx.node.index()].push(tag);
                         tag = parent.tag;
                         self.nodes[cx.node.index()].child_end(parent, &mut slot.req, &child, status, &mut cx)
@@ -494,13 +488,37 @@ impl<R: Ring> Queue<R> {
                 }
                 Verdict::Busy => {
                     slot.state = State::Parked;
-                    if let Some(probe) = &mut self.common.probe {
-                        probe.point(ring.now(), Point::new(tag, &slot.req, Event::Requeued));
-                    }
+                    cx.probe(|| Point::new(tag, &slot.req, Event::Requeued));
                     return self.parked.push_back(tag);
                 }
             };
         }
+    }
+}
+
+impl Slot {
+    /// The request is over: free the slot and note it for the statistics. The status as its owner sees it.
+    #[inline]
+    fn end(&mut self, status: Status, ended: &mut Vec<Ended>) -> Status {
+        let status = if self.expired > 0 && !status.is_ok() { Status::Timeout } else { status };
+        self.state = State::Free;
+        if self.counted && !self.replaced {
+            ended.push(Ended {
+                start: self.start,
+                len: self.req.len.0,
+                op: self.req.op,
+                failed: !status.is_ok(),
+            });
+        }
+        status
+    }
+
+    /// A child of the request that is held here has ended: take it up again. Who holds it.
+    #[inline]
+    fn take_child_end(&mut self, io: Cookie) -> NodeId {
+        assert!(self.state == State::Held && self.generation == io.generation, "a child outlived {io:?}");
+        self.state = State::Moving;
+        self.path[usize::from(self.depth) - 1]
     }
 }
 

@@ -3,9 +3,9 @@
 use super::ring::{BUFFERS, BenchRing, ZEROES};
 use super::{DEPTH, LEN, PIECES};
 use backends::{Null, NullSpec, Ram, RamSpec};
-use block::{Bytes, Data, Flags, Op, QueueLimits, Request, Sectors, Segment};
+use block::{Bytes, Cookie, Data, Flags, Op, QueueLimits, Request, Sectors, Segment, Status};
 use layers::{Pass, Split};
-use queue::{Done, Node, NodeId, Owner, Queue, QueueConfig, QueueId, Stack};
+use queue::{Cx, Done, Node, NodeId, Owner, Queue, QueueConfig, QueueId, Stack, Verdict};
 use std::sync::Arc;
 
 /// How large the RAM disk is: far more than any cache.
@@ -49,10 +49,11 @@ impl Mix {
 pub(crate) enum Stacking {
     /// A null device under so many layers that do nothing.
     Null { layers: u8 },
-    /// A null device and requests as long as [`PIECES`], which take no lent memory: what cutting is held
-    /// against.
+    /// A hollow device and requests as long as [`PIECES`]: what cutting is held against. Pieces take no lent
+    /// memory, and a null device would fill what they read with zeroes.
     Long,
-    /// A null device under a split: requests that fit, or that are as `Long` and cut into [`PIECES`].
+    /// A split: over a null device with requests that fit, or over a hollow one with requests that are as
+    /// `Long` and cut into [`PIECES`].
     Split { whole: bool },
     /// A RAM disk, filled.
     Ram,
@@ -85,8 +86,18 @@ pub(super) fn disk_size() -> usize {
     DISK.0 as usize
 }
 
+/// Answers without looking.
+struct Hollow;
+
+impl Node<BenchRing> for Hollow {
+    fn submit(&mut self, _: Cookie, _: &mut Request, _: &mut Cx<'_, BenchRing>) -> Verdict {
+        Verdict::Up(Status::Ok)
+    }
+}
+
 fn backend(stacking: Stacking) -> Box<dyn Node<BenchRing>> {
     match stacking {
+        Stacking::Long | Stacking::Split { whole: false } => Box::new(Hollow),
         Stacking::Ram => {
             let ram = Ram::new(&RamSpec { size: DISK, huge: false }).expect("memory for a RAM disk");
             Box::new(Arc::clone(&ram).node(None))
@@ -129,7 +140,7 @@ impl Rig {
             next: 0,
             len,
             // A null device's reads are lent, as the NBD export has them; a RAM disk's are to be copied.
-            flags: if is_long || stacking == Stacking::Ram { Flags::NONE } else { Flags::MAY_LEND },
+            flags: if stacking == Stacking::Ram { Flags::NONE } else { Flags::MAY_LEND },
         };
         if stacking == Stacking::Ram {
             rig.fill();

@@ -10,8 +10,11 @@ use block::{Data, QueueLimits, Request, Segment};
 /// Queue limits in the form that cutting wants: bytes throughout.
 #[derive(Debug)]
 pub(crate) struct Cuts {
-    /// A request with its memory in one piece and no longer than this needs no look at anything else.
+    /// A request with its memory in one piece, no longer than this, that starts on a physical block needs no
+    /// look at anything else.
     whole: u64,
+    /// The bits of an offset within a physical block.
+    within_block: u64,
     max: u64,
     max_write_zeroes: u64,
     /// 0: none.
@@ -34,6 +37,7 @@ impl Cuts {
         let max_discard = limits.max_discard_sectors.bytes().0;
         let mut cuts = Cuts {
             whole: 0,
+            within_block: limits.physical_block_size.0 - 1,
             max: limits.max_sectors.bytes().0,
             max_write_zeroes: limits.max_write_zeroes_sectors.bytes().0,
             chunk: limits.chunk_sectors.bytes().0,
@@ -51,16 +55,15 @@ impl Cuts {
         cuts
     }
 
-    /// The longest request that is whole wherever it lies. One piece of memory as long as a segment may be
-    /// comes to two segments at most, when it lies across a segment boundary.
+    /// The longest request that is whole on whichever physical block it starts. One piece of memory as long
+    /// as a segment may be comes to two segments at most, when it lies across a segment boundary.
     fn surely_whole(&self) -> u64 {
         if self.chunk != 0 || self.max_segments < 2 {
             return 0;
         }
         let unlimited = |limit: u64| if limit == 0 { u64::MAX } else { limit };
-        let most = self.max.min(unlimited(self.max_write_zeroes));
-        // An end is rounded down to a physical block, wherever the start lies.
-        most.saturating_sub(self.physical_block - 1)
+        self.most_from(0, self.max)
+            .min(unlimited(self.most_from(0, self.max_write_zeroes)))
             .min(unlimited(self.max_discard))
             .min(self.max_segment_size)
             .min(self.seg_boundary_mask)
@@ -68,7 +71,7 @@ impl Cuts {
 
     #[inline]
     pub(crate) fn is_surely_whole(&self, req: &Request) -> bool {
-        req.len.0 <= self.whole && matches!(req.data, Data::One(_))
+        req.len.0 <= self.whole && req.offset.0 & self.within_block == 0 && matches!(req.data, Data::One(_))
     }
 
     /// The most that one request from `offset` may carry (BLK-1): it ends on a physical block if it can, else
