@@ -11,7 +11,7 @@ use backends::{
 use block::{Bytes, LimitOverrides, LimitsError, ParseLimitsError, QueueLimits, Sectors};
 use exports::nbd::DeviceFacts;
 use layers::Split;
-use queue::{FileId, Nanos, NodeId, QueueStats, Snapshot, Stack, StackError};
+use queue::{DEPTH_MAX, FileId, Nanos, NodeId, QueueStats, Snapshot, Stack, StackError};
 use ring::KernelRing;
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -54,6 +54,9 @@ pub enum DeviceError {
     /// The text of the limits.
     #[error("{0}")]
     LimitsText(#[from] ParseLimitsError),
+    /// More layers than a request's path holds.
+    #[error("{0} layers and a backend are more than the {DEPTH_MAX} that fit (leave some out)")]
+    TooDeep(usize),
     /// Too many requests and children.
     #[error("{0} (choose a smaller --depth)")]
     Stack(#[from] StackError),
@@ -183,6 +186,9 @@ impl Device {
         if !config.limits.is_empty() {
             // Limits of the whole device are a split above everything else.
             layers.push(LayerSpec { kind: LayerKind::Split, limits: config.limits.clone() });
+        }
+        if layers.len() >= DEPTH_MAX {
+            return Err(DeviceError::TooDeep(layers.len()));
         }
         let mut limits = source.backend().limits();
         let mut layer_limits = Vec::new();

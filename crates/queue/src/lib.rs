@@ -26,4 +26,4 @@ pub use queues::Queues;
 pub use seam::{FileId, FileOp, IoId, Nanos, Patience, QueueId, Ring, RingFull};
 pub use segments::Segments;
 pub use stats::{OpCounts, QueueStats, Snapshot};
-pub use verdict::{Done, Owner, Queue, QueueConfig, Stack, StackError};
+pub use verdict::{DEPTH_MAX, Done, Owner, Queue, QueueConfig, Stack, StackError};

@@ -16,8 +16,8 @@ use std::sync::Arc;
 #[cfg(test)]
 mod tests;
 
-/// The most nodes on one request's path.
-const DEPTH_MAX: usize = 8;
+/// The most nodes on one request's path: layers and a backend.
+pub const DEPTH_MAX: usize = 8;
 /// Steps down that one carry may take before the request is parked for a turn, so that a retry loop
 /// cannot starve the queue. A stack of depth 8 that retries each of its paths once stays well below.
 const HOPS_MAX: u32 = 64;
