@@ -176,7 +176,7 @@ impl<R: Ring> Cx<'_, R> {
         match data {
             Data::One(segment) => {
                 let segment = Segment { len: len as u32, ..segment };
-                self.ring.try_now(file, op, std::slice::from_ref(&segment), patience)
+                self.ring.try_now(file, op, one_or_none(&segment), patience)
             }
             Data::Run { .. } => {
                 let list = SegmentList::gather(self.segments(data, len));
@@ -201,7 +201,7 @@ impl<R: Ring> Cx<'_, R> {
         match data {
             Data::One(segment) => {
                 let segment = Segment { len: len as u32, ..segment };
-                self.ring.start(id, file, op, std::slice::from_ref(&segment))
+                self.ring.start(id, file, op, one_or_none(&segment))
             }
             Data::Run { .. } => {
                 let list = SegmentList::gather(self.segments(data, len));
@@ -228,4 +228,9 @@ impl<R: Ring> Cx<'_, R> {
             probe.point(now, point());
         }
     }
+}
+
+/// A segment as a list: an empty one, as of a request without data, names no memory at all.
+fn one_or_none(segment: &Segment) -> &[Segment] {
+    if segment.len == 0 { &[] } else { std::slice::from_ref(segment) }
 }
