@@ -1,153 +1,474 @@
+//! Memory that requests name: regions, and the arena that hands out pieces of some of them.
+//!
+//! The arena cuts blocks of 512 bytes to 32 MiB, powers of two, from chunks of address space; a block is
+//! aligned to its size within its region, and a region to a page. Free blocks wait in a list for each size,
+//! last in first out, so what is handed out next is warm. Neighbours are joined when a size has run out and
+//! when [`Memory::trim`] is called, not before.
+//!
+//! Owned by a ring, on its thread. *Invariant:* a region's memory stays mapped while anything that names it
+//! may be under way; only foreign memory ever goes, and then by way of the grave.
+
+use crate::sys::Mapping;
 use block::{Region, Segment};
 use std::any::Any;
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-const CHUNK_LEN: usize = 64 << 20;
-const CLASS_MIN: u32 = 9;
-const CLASS_MAX: u32 = 25;
-const SLAB_LEN: u64 = 1 << 20;
+/// `log2` of the smallest block.
+const BLOCK_SHIFT: u32 = 9;
+/// Sizes: 512 B … 32 MiB.
+const CLASSES: usize = 17;
+/// The largest block, and how much address space is taken at a time.
+const CHUNK: usize = 1 << (BLOCK_SHIFT as usize + CLASSES - 1);
+/// Free blocks from this size on go back to the system in `trim`: 64 KiB.
+const TRIM_CLASS: usize = 7;
+/// How much is registered with the kernel: a quarter of the usual RLIMIT_MEMLOCK of 8 MiB.
+pub(crate) const REGISTERED: usize = 2 << 20;
 
+/// Memory lent to a ring: it may be sent and used for file operations, not looked at.
 pub struct ForeignMemory {
     base: NonNull<u8>,
     len: usize,
     keep: Arc<dyn Any + Send + Sync>,
 }
-// SAFETY: it is an address and a keeper; whoever made it promised that any thread may name it.
-unsafe impl Send for ForeignMemory {}
+
 impl ForeignMemory {
+    /// `len` bytes at `base`, which stay mapped while `keep` lives.
+    ///
     /// # Safety
-    /// see docs
-    pub unsafe fn new(base: NonNull<u8>, len: usize, keep: Arc<dyn Any + Send + Sync>) -> Self {
-        Self { base, len, keep }
+    /// The range is mapped readable and writable as long as any clone of `keep` exists, `base` is on a page
+    /// boundary, and nobody holds a Rust reference to bytes that an operation may be writing.
+    pub unsafe fn new(base: NonNull<u8>, len: usize, keep: Arc<dyn Any + Send + Sync>) -> ForeignMemory {
+        assert!(base.as_ptr().addr().is_multiple_of(4096), "lent memory starts on a page boundary");
+        ForeignMemory { base, len, keep }
     }
 }
 
-struct Entry {
+// SAFETY: it is an address and what keeps it valid; any thread may use either, as `new` was promised.
+unsafe impl Send for ForeignMemory {}
+
+impl std::fmt::Debug for ForeignMemory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ForeignMemory").field("base", &self.base).field("len", &self.len).finish()
+    }
+}
+
+enum Backing {
+    Own(Mapping),
+    Foreign(Arc<dyn Any + Send + Sync>),
+    /// Removed: nothing lies in it.
+    None,
+}
+
+struct Slot {
     base: NonNull<u8>,
-    len: usize,
-    own: bool,
-    _keep: Option<Arc<dyn Any + Send + Sync>>,
+    len: u64,
+    /// The bytes that `bytes` may show: 0 for foreign memory.
+    own_len: u64,
+    /// Its number among the buffers registered with the kernel.
+    fixed: Option<u16>,
+    backing: Backing,
 }
 
-pub(crate) struct Memory {
-    entries: Vec<Option<Entry>>,
-    free: Vec<Vec<(u16, u64)>>,
-    current: Option<(u16, u64)>,
+#[derive(Clone, Copy)]
+struct Block {
+    region: u16,
+    offset: u32,
+    /// Nothing was written to it since it was mapped or trimmed.
+    clean: bool,
 }
 
-pub(crate) fn map(len: usize) -> io::Result<NonNull<u8>> {
-    // SAFETY: a fresh anonymous mapping touches nothing that there is.
-    let p = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            len,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-            -1,
-            0,
-        )
-    };
-    if p == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
+/// Free blocks by size.
+#[derive(Default)]
+struct Pool {
+    lists: [Vec<Block>; CLASSES],
+    /// Bit `k`: list `k` is not empty.
+    filled: u32,
+    /// Something was freed since blocks were last joined.
+    loose: bool,
+}
+
+impl Pool {
+    #[inline]
+    fn push(&mut self, class: usize, block: Block) {
+        self.lists[class].push(block);
+        self.filled |= 1 << class;
     }
-    NonNull::new(p.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+
+    #[inline]
+    fn take(&mut self, class: usize) -> Option<Block> {
+        let above = self.filled >> class;
+        if above == 0 {
+            return None;
+        }
+        let mut from = class + above.trailing_zeros() as usize;
+        let block = self.lists[from].pop()?;
+        if self.lists[from].is_empty() {
+            self.filled &= !(1 << from);
+        }
+        while from > class {
+            from -= 1;
+            let upper = block.offset + (1 << (BLOCK_SHIFT as usize + from));
+            self.push(from, Block { offset: upper, ..block });
+        }
+        Some(block)
+    }
+
+    /// Join free neighbours into larger blocks.
+    fn join(&mut self) {
+        self.loose = false;
+        for class in 0..CLASSES - 1 {
+            let mut list = std::mem::take(&mut self.lists[class]);
+            list.sort_unstable_by_key(|block| std::cmp::Reverse((block.region, block.offset)));
+            let bit = 1u32 << (BLOCK_SHIFT as usize + class);
+            let mut kept = Vec::with_capacity(list.len());
+            while let Some(low) = list.pop() {
+                let buddy = list.last().filter(|b| b.region == low.region && b.offset == low.offset | bit);
+                match buddy {
+                    Some(&high) if low.offset & bit == 0 => {
+                        list.pop();
+                        self.push(class + 1, Block { clean: low.clean && high.clean, ..low });
+                    }
+                    _ => kept.push(low),
+                }
+            }
+            kept.reverse();
+            self.filled &= !(1 << class);
+            self.filled |= u32::from(!kept.is_empty()) << class;
+            self.lists[class] = kept;
+        }
+    }
+}
+
+/// All regions of a ring.
+pub(crate) struct Memory {
+    slots: Vec<Slot>,
+    general: Pool,
+    registered: Pool,
+    left: u64,
+    /// Foreign memory that was removed, and when: operations started up to then may still use it.
+    grave: Vec<(u64, u16, Arc<dyn Any + Send + Sync>)>,
+    spare: Vec<u16>,
+}
+
+/// The size class of a length.
+#[inline]
+fn class_of(len: u32) -> usize {
+    let len = len.max(1 << BLOCK_SHIFT);
+    (u32::BITS - (len - 1).leading_zeros() - BLOCK_SHIFT) as usize
+}
+
+#[cold]
+#[track_caller]
+fn outside(segment: Segment) -> ! {
+    panic!("{segment:?} does not lie in the ring's own memory")
 }
 
 impl Memory {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(max: u64) -> Memory {
         Memory {
-            entries: vec![None],
-            free: (0..=CLASS_MAX - CLASS_MIN).map(|_| Vec::new()).collect(),
-            current: None,
+            slots: Vec::new(),
+            general: Pool::default(),
+            registered: Pool::default(),
+            left: max.next_multiple_of(CHUNK as u64),
+            grave: Vec::new(),
+            spare: Vec::new(),
         }
     }
-    fn add(&mut self, e: Entry) -> Region {
-        let i = self.entries.iter().skip(1).position(Option::is_none).map(|p| p + 1).unwrap_or_else(|| {
-            self.entries.push(None);
-            self.entries.len() - 1
+
+    /// Make a mapping a region of our own.
+    pub(crate) fn add_own(&mut self, mapping: Mapping, fixed: Option<u16>) -> io::Result<Region> {
+        let (base, len) = (mapping.base(), mapping.len() as u64);
+        self.add(Slot { base, len, own_len: len, fixed, backing: Backing::Own(mapping) })
+    }
+
+    pub(crate) fn add_foreign(&mut self, memory: ForeignMemory) -> io::Result<Region> {
+        let ForeignMemory { base, len, keep } = memory;
+        let backing = Backing::Foreign(keep);
+        self.add(Slot { base, len: len as u64, own_len: 0, fixed: None, backing })
+    }
+
+    fn add(&mut self, slot: Slot) -> io::Result<Region> {
+        if let Some(number) = self.spare.pop() {
+            self.slots[usize::from(number)] = slot;
+            return Ok(Region(number));
+        }
+        let number = u16::try_from(self.slots.len()).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        self.slots.push(slot);
+        Ok(Region(number))
+    }
+
+    /// Take a foreign region back. Its memory is kept until what was started up to `started` is over.
+    pub(crate) fn remove_foreign(&mut self, region: Region, started: u64) {
+        let slot =
+            self.slots.get_mut(usize::from(region.0)).filter(|s| matches!(s.backing, Backing::Foreign(_)));
+        let slot = slot.unwrap_or_else(|| panic!("{region:?} is not lent memory"));
+        slot.len = 0;
+        if let Backing::Foreign(keep) = std::mem::replace(&mut slot.backing, Backing::None) {
+            self.grave.push((started, region.0, keep));
+        }
+    }
+
+    pub(crate) fn has_grave(&self) -> bool {
+        !self.grave.is_empty()
+    }
+
+    /// Let go of removed memory that only operations older than `oldest` could use.
+    pub(crate) fn bury(&mut self, oldest: u64) {
+        let spare = &mut self.spare;
+        self.grave.retain(|(removed, number, _)| {
+            let keep = *removed >= oldest;
+            if !keep {
+                spare.push(*number);
+            }
+            keep
         });
-        self.entries[i] = Some(e);
-        Region(i as u16)
     }
-    pub(crate) fn add_own(&mut self, len: usize) -> io::Result<Region> {
-        let base = map(len)?;
-        Ok(self.add(Entry { base, len, own: true, _keep: None }))
-    }
-    pub(crate) fn add_foreign(&mut self, m: ForeignMemory) -> Region {
-        self.add(Entry { base: m.base, len: m.len, own: false, _keep: Some(m.keep) })
-    }
-    pub(crate) fn remove(&mut self, r: Region) {
-        self.entries[r.0 as usize] = None;
-    }
-    #[inline]
-    pub(crate) fn address(&self, s: Segment) -> *mut u8 {
-        let e = self.entries[s.region.0 as usize].as_ref().expect("a region that there is");
-        assert!(s.offset + u64::from(s.len) <= e.len as u64, "a segment past its region");
-        // SAFETY: within the region, as was just checked.
-        unsafe { e.base.as_ptr().add(s.offset as usize) }
-    }
-    #[inline]
-    fn own(&self, s: Segment) -> *mut u8 {
-        if s.len == 0 {
-            return NonNull::dangling().as_ptr();
-        }
-        assert!(
-            self.entries[s.region.0 as usize].as_ref().is_some_and(|e| e.own),
-            "lent memory is not looked at"
-        );
-        self.address(s)
-    }
-    #[inline]
-    pub(crate) fn bytes(&self, s: Segment) -> &[u8] {
-        // SAFETY: own memory of this thread, in bounds.
-        unsafe { std::slice::from_raw_parts(self.own(s), s.len as usize) }
-    }
-    #[inline]
-    pub(crate) fn bytes_mut(&mut self, s: Segment) -> &mut [u8] {
-        // SAFETY: own memory of this thread, in bounds, borrowed exclusively.
-        unsafe { std::slice::from_raw_parts_mut(self.own(s), s.len as usize) }
-    }
-    pub(crate) fn copy(&mut self, from: Segment, to: Segment) {
-        assert_eq!(from.len, to.len);
-        let (a, b) = (self.own(from), self.own(to));
-        // SAFETY: both in bounds; `copy` allows overlap.
-        unsafe { std::ptr::copy(a, b, from.len as usize) }
-    }
-    fn class(len: u32) -> usize {
-        (len.max(1 << CLASS_MIN).next_power_of_two().trailing_zeros() - CLASS_MIN) as usize
-    }
+
     #[inline]
     pub(crate) fn allocate(&mut self, len: u32) -> Option<Segment> {
-        if len > 1 << CLASS_MAX {
+        if len as usize > CHUNK {
             return None;
         }
-        let c = Self::class(len);
-        if self.free[c].is_empty() {
-            self.refill(c)?;
-        }
-        let (region, offset) = self.free[c].pop()?;
-        Some(Segment { offset, len, region: Region(region) })
-    }
-    #[cold]
-    fn refill(&mut self, c: usize) -> Option<()> {
-        let size = 1u64 << (c as u32 + CLASS_MIN);
-        let take = size.max(SLAB_LEN);
-        let (r, at) = match self.current {
-            Some((r, at)) if at + take <= CHUNK_LEN as u64 => (r, at),
-            _ => (self.add_own(CHUNK_LEN).ok()?.0, 0),
+        let class = class_of(len);
+        let block = match self.registered.take(class).or_else(|| self.general.take(class)) {
+            Some(block) => block,
+            None => self.take_slowly(class)?,
         };
-        self.current = Some((r, at + take));
-        let mut o = at + take;
-        while o > at {
-            o -= size;
-            self.free[c].push((r, o));
-        }
-        Some(())
+        Some(Segment { offset: block.offset.into(), len, region: Region(block.region) })
     }
+
+    #[cold]
+    fn take_slowly(&mut self, class: usize) -> Option<Block> {
+        if self.general.loose {
+            self.general.join();
+            if let Some(block) = self.general.take(class) {
+                return Some(block);
+            }
+        }
+        self.left = self.left.checked_sub(CHUNK as u64)?;
+        let region = Mapping::new(CHUNK).and_then(|mapping| self.add_own(mapping, None));
+        let Ok(region) = region else {
+            self.left += CHUNK as u64;
+            return None;
+        };
+        self.general.push(CLASSES - 1, Block { region: region.0, offset: 0, clean: true });
+        self.general.take(class)
+    }
+
     #[inline]
-    pub(crate) fn free(&mut self, s: Segment) {
-        self.free[Self::class(s.len)].push((s.region.0, s.offset));
+    pub(crate) fn free(&mut self, segment: Segment) {
+        let class = class_of(segment.len);
+        let slot = self.slots.get(usize::from(segment.region.0)).unwrap_or_else(|| outside(segment));
+        let size = 1u64 << (BLOCK_SHIFT as usize + class);
+        if slot.own_len < size || segment.offset > slot.own_len - size || segment.offset & (size - 1) != 0 {
+            outside(segment);
+        }
+        let pool = if slot.fixed.is_some() { &mut self.registered } else { &mut self.general };
+        pool.loose = true;
+        pool.push(class, Block { region: segment.region.0, offset: segment.offset as u32, clean: false });
+    }
+
+    /// Hand out pieces of this region, which the kernel knows by number, before others.
+    pub(crate) fn serve_registered(&mut self, region: Region) {
+        let class = class_of(REGISTERED as u32);
+        self.registered.push(class, Block { region: region.0, offset: 0, clean: true });
+    }
+
+    /// Join free blocks, and give large ones back to the system.
+    pub(crate) fn trim(&mut self) {
+        self.registered.join();
+        self.general.join();
+        for class in TRIM_CLASS..CLASSES {
+            for block in self.general.lists[class].iter_mut().filter(|block| !block.clean) {
+                if let Backing::Own(mapping) = &self.slots[usize::from(block.region)].backing {
+                    mapping.discard(block.offset as usize, 1 << (BLOCK_SHIFT as usize + class));
+                    block.clean = true;
+                }
+            }
+        }
+    }
+
+    /// Where a segment lies, foreign memory included.
+    ///
+    /// # Panics
+    /// When it does not lie in a region.
+    #[inline]
+    #[track_caller]
+    pub(crate) fn pointer(&self, segment: Segment) -> *mut u8 {
+        self.place(segment, |slot| slot.len).0
+    }
+
+    /// The same, with the region's number among the registered buffers.
+    #[inline]
+    #[track_caller]
+    pub(crate) fn pointer_and_fixed(&self, segment: Segment) -> (*mut u8, Option<u16>) {
+        self.place(segment, |slot| slot.len)
+    }
+
+    /// Where a segment of our own memory lies.
+    #[inline]
+    #[track_caller]
+    pub(crate) fn own_pointer(&self, segment: Segment) -> *mut u8 {
+        self.place(segment, |slot| slot.own_len).0
+    }
+
+    #[inline]
+    #[track_caller]
+    fn place(&self, segment: Segment, len: impl Fn(&Slot) -> u64) -> (*mut u8, Option<u16>) {
+        let Some(slot) = self.slots.get(usize::from(segment.region.0)) else { outside(segment) };
+        let room = len(slot);
+        if segment.offset > room || u64::from(segment.len) > room - segment.offset {
+            outside(segment);
+        }
+        // SAFETY: offset lies within the region's mapping, as was just compared.
+        (unsafe { slot.base.as_ptr().add(segment.offset as usize) }, slot.fixed)
+    }
+
+    #[inline]
+    #[track_caller]
+    pub(crate) fn bytes(&self, segment: Segment) -> &[u8] {
+        // SAFETY: the range lies in our own mapping, which lives as long as we do and started as zeroes.
+        // Whoever asked the kernel to write to it waits for the end before looking.
+        unsafe { std::slice::from_raw_parts(self.own_pointer(segment), segment.len as usize) }
+    }
+
+    #[inline]
+    #[track_caller]
+    pub(crate) fn bytes_mut(&mut self, segment: Segment) -> &mut [u8] {
+        // SAFETY: as above, and `&mut self` keeps any other slice away.
+        unsafe { std::slice::from_raw_parts_mut(self.own_pointer(segment), segment.len as usize) }
+    }
+
+    #[inline]
+    #[track_caller]
+    pub(crate) fn copy(&mut self, from: Segment, to: Segment) {
+        assert_eq!(from.len, to.len, "a copy between segments of one length");
+        let (source, target) = (self.own_pointer(from), self.own_pointer(to));
+        // SAFETY: both lie in our own mappings, and this kind of copy allows overlap.
+        unsafe { std::ptr::copy(source, target, from.len as usize) };
+    }
+
+    /// Fill `iovecs` with where segments lie; the bytes in all. Empty ones are left out.
+    #[inline]
+    pub(crate) fn gather(&self, segments: &[Segment], iovecs: &mut Vec<libc::iovec>) -> u64 {
+        iovecs.clear();
+        let mut total = 0;
+        for segment in segments.iter().filter(|segment| segment.len > 0) {
+            total += u64::from(segment.len);
+            let base = self.pointer(*segment).cast();
+            iovecs.push(libc::iovec { iov_base: base, iov_len: segment.len as usize });
+        }
+        total
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(segment: Segment) -> (Region, u64) {
+        (segment.region, segment.offset)
+    }
+
+    #[test]
+    fn sizes_are_rounded_up_to_powers_of_two() {
+        for (len, class) in [(0, 0), (1, 0), (512, 0), (513, 1), (4096, 3), (4097, 4), (32 << 20, 16)] {
+            assert_eq!(class_of(len), class, "{len}");
+        }
+    }
+
+    #[test]
+    fn blocks_are_aligned_and_apart() {
+        let mut memory = Memory::new(1 << 30);
+        let mut taken = Vec::new();
+        for round in 0..200u32 {
+            let len = 1 << (round % 15 + 8);
+            let segment = memory.allocate(len).unwrap();
+            let size = u64::from(len.max(512));
+            assert_eq!((segment.len, segment.offset % size.min(4096)), (len, 0));
+            for &(region, start, end) in &taken {
+                assert!(region != segment.region || end <= segment.offset || segment.offset + size <= start);
+            }
+            taken.push((segment.region, segment.offset, segment.offset + size));
+            memory.bytes_mut(segment).fill(round as u8);
+        }
+    }
+
+    #[test]
+    fn what_is_freed_is_joined_before_more_is_mapped() {
+        let mut memory = Memory::new(CHUNK as u64);
+        let all: Vec<_> = std::iter::from_fn(|| memory.allocate(64 << 10)).collect();
+        assert_eq!(all.len(), CHUNK >> 16);
+        assert_eq!(memory.allocate(1), None);
+        all.into_iter().for_each(|segment| memory.free(segment));
+        let whole = memory.allocate(CHUNK as u32).unwrap();
+        assert_eq!(place(whole), (whole.region, 0));
+        assert_eq!(memory.allocate(CHUNK as u32 + 1), None);
+    }
+
+    #[test]
+    fn what_was_freed_last_is_handed_out_first() {
+        let mut memory = Memory::new(CHUNK as u64);
+        let (first, second) = (memory.allocate(4096).unwrap(), memory.allocate(4096).unwrap());
+        memory.free(first);
+        memory.free(second);
+        assert_eq!(place(memory.allocate(3000).unwrap()), place(second));
+        assert_eq!(place(memory.allocate(4096).unwrap()), place(first));
+    }
+
+    #[test]
+    fn trimming_gives_large_blocks_back_as_zeroes() {
+        let mut memory = Memory::new(CHUNK as u64);
+        let segment = memory.allocate(1 << 20).unwrap();
+        let kept = memory.allocate(512).unwrap();
+        memory.bytes_mut(segment).fill(7);
+        memory.bytes_mut(kept).fill(8);
+        memory.free(segment);
+        memory.trim();
+        assert!(memory.bytes(segment).iter().all(|byte| *byte == 0));
+        assert!(memory.bytes(kept).iter().all(|byte| *byte == 8));
+    }
+
+    #[test]
+    #[should_panic(expected = "does not lie")]
+    fn a_segment_past_its_region_is_refused() {
+        let mut memory = Memory::new(CHUNK as u64);
+        let segment = memory.allocate(512).unwrap();
+        memory.bytes(Segment { offset: CHUNK as u64 - 1, ..segment });
+    }
+
+    fn lent(len: usize) -> (ForeignMemory, std::sync::Weak<Vec<u8>>) {
+        let keep = Arc::new(vec![0u8; len + 4096]);
+        let weak = Arc::downgrade(&keep);
+        let start = keep.as_ptr().addr().next_multiple_of(4096) - keep.as_ptr().addr();
+        let base = NonNull::new(keep.as_ptr().wrapping_add(start).cast_mut()).unwrap();
+        // SAFETY: the range lies in `keep`, and nobody looks at it.
+        (unsafe { ForeignMemory::new(base, len, keep) }, weak)
+    }
+
+    #[test]
+    #[should_panic(expected = "does not lie")]
+    fn foreign_memory_is_not_shown() {
+        let mut memory = Memory::new(0);
+        let region = memory.add_foreign(lent(8192).0).unwrap();
+        let segment = Segment { offset: 4096, len: 4096, region };
+        assert!(!memory.pointer(segment).is_null());
+        memory.bytes(segment);
+    }
+
+    #[test]
+    fn removed_memory_lives_until_older_operations_are_over() {
+        let mut memory = Memory::new(0);
+        let (first, weak) = lent(4096);
+        let region = memory.add_foreign(first).unwrap();
+        memory.remove_foreign(region, 10);
+        memory.bury(10);
+        assert!(weak.upgrade().is_some());
+        assert_ne!(memory.add_foreign(lent(4096).0).unwrap(), region);
+        memory.bury(11);
+        assert!(weak.upgrade().is_none());
+        assert_eq!(memory.add_foreign(lent(4096).0).unwrap(), region);
     }
 }

@@ -1,0 +1,169 @@
+//! What a ring is made with, and what it hands back.
+
+use block::{Cookie, Segment};
+use queue::QueueId;
+
+/// Which engine carries the I/O.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub enum Choice {
+    /// What `BLOCKYARD_RING` says (`io_uring` or `epoll`); else io_uring, or epoll where that is not to be had.
+    #[default]
+    Auto,
+    /// io_uring, or an error.
+    Uring,
+    /// epoll and a few I/O threads.
+    Epoll,
+}
+
+/// How a ring is to be made.
+#[derive(Clone, Debug)]
+pub struct RingConfig {
+    /// Which engine.
+    pub engine: Choice,
+    /// Before it sleeps, a ring looks for events for up to this many microseconds; less while that does
+    /// not pay. `None`: it sleeps at once.
+    pub poll_us: Option<u32>,
+    /// Submissions gathered before a system call is due anyway.
+    pub entries: u32,
+    /// How many chunks [`receive`](crate::KernelRing::receive) of all sockets together may fill before some
+    /// must be given back. 1 to 32768.
+    pub receive_buffers: u16,
+    /// How long each is, in bytes. At least 512; rounded up to a multiple of 64.
+    pub receive_buffer_len: u32,
+    /// The most memory that `allocate` hands out in all, in bytes, rounded up to 32 MiB. Address space is
+    /// taken 32 MiB at a time, and memory only when it is written to.
+    pub memory_max: u64,
+}
+
+impl Default for RingConfig {
+    fn default() -> Self {
+        RingConfig {
+            engine: Choice::Auto,
+            poll_us: None,
+            entries: 256,
+            receive_buffers: 32,
+            receive_buffer_len: 64 << 10,
+            memory_max: 1 << 30,
+        }
+    }
+}
+
+/// Which engine a ring runs on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EngineInfo {
+    /// `io_uring` or `epoll`.
+    pub name: &'static str,
+    /// Why not the better one, or what the kernel lacks of it. `None`: nothing to say.
+    pub why: Option<String>,
+}
+
+/// What [`turn`](crate::KernelRing::turn) does when there is nothing to hand out yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wait {
+    /// Return at once.
+    No,
+    /// Sleep until something happens or the next timer is due. It may return early with nothing.
+    UntilEvent,
+}
+
+/// A socket of a ring. Not reused before its [`Event::Closed`] was handed out.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct SocketId(pub(crate) u32);
+
+/// `log2` of the most sockets that a ring has at a time; the other bits count uses of a slot.
+const SOCKET_BITS: u32 = 20;
+
+impl SocketId {
+    pub(crate) const COUNT_MAX: usize = 1 << SOCKET_BITS;
+
+    pub(crate) fn new(index: usize, generation: u32) -> SocketId {
+        SocketId(index as u32 | generation << SOCKET_BITS)
+    }
+
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize & (Self::COUNT_MAX - 1)
+    }
+}
+
+/// A received stretch of memory, to be given back once.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Chunk(pub(crate) u16);
+
+impl Chunk {
+    /// As an array index: below [`RingConfig::receive_buffers`].
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Why chunks stopped coming.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReceiveEnd {
+    /// The peer sends no more.
+    Eof,
+    /// [`receive_stop`](crate::KernelRing::receive_stop) or [`close`](crate::KernelRing::close) was asked for.
+    Stopped,
+    /// A positive errno.
+    Error(i32),
+}
+
+/// Something that is over, or has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// What was started under `cookie` for that queue has ended: bytes moved or a negative errno.
+    Io {
+        /// Whose.
+        queue: QueueId,
+        /// Which request, and which hand-over of it.
+        cookie: Cookie,
+        /// Bytes moved, 0 for a timer, or a negative errno.
+        result: i64,
+    },
+    /// Bytes came. Never none.
+    Received {
+        /// Where.
+        socket: SocketId,
+        /// As given to [`add_socket`](crate::KernelRing::add_socket).
+        owner: u32,
+        /// The bytes. They stay until the chunk is given back.
+        segment: Segment,
+        /// What to give back.
+        chunk: Chunk,
+    },
+    /// No more chunks until `receive` is asked for again.
+    ReceiveEnded {
+        /// Where.
+        socket: SocketId,
+        /// As given to [`add_socket`](crate::KernelRing::add_socket).
+        owner: u32,
+        /// Why.
+        end: ReceiveEnd,
+    },
+    /// What was asked for with [`receive_into`](crate::KernelRing::receive_into) is over.
+    Filled {
+        /// Where.
+        socket: SocketId,
+        /// As given to [`add_socket`](crate::KernelRing::add_socket).
+        owner: u32,
+        /// Bytes, fewer than asked for at the end of the stream, or a negative errno.
+        result: i64,
+    },
+    /// What was asked for with [`send`](crate::KernelRing::send) is over.
+    Sent {
+        /// Where.
+        socket: SocketId,
+        /// As given to [`add_socket`](crate::KernelRing::add_socket).
+        owner: u32,
+        /// All the bytes, or a negative errno.
+        result: i64,
+    },
+    /// The socket is gone. Nothing more comes of it.
+    Closed {
+        /// Which.
+        socket: SocketId,
+        /// As given to [`add_socket`](crate::KernelRing::add_socket).
+        owner: u32,
+    },
+    /// A [`Waker`](crate::Waker) was used since the last one of these.
+    Woken,
+}

@@ -1,0 +1,376 @@
+//! The ring itself: picks the engine, and hands each wish to it or to what both share.
+
+use crate::config::{Choice, Chunk, EngineInfo, Event, RingConfig, SocketId, Wait};
+use crate::core::Core;
+use crate::epoll::Epoll;
+use crate::memory::ForeignMemory;
+use crate::sys;
+use crate::uring::Uring;
+use crate::waker::Waker;
+use block::{Region, Segment};
+use queue::{FileId, FileOp, IoId, Nanos, Patience, Ring, RingFull};
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// Names the engine where the configuration leaves it open: `io_uring` or `epoll`.
+const ENGINE_VARIABLE: &str = "BLOCKYARD_RING";
+
+enum Engine {
+    Uring(Box<Uring>),
+    Epoll(Box<Epoll>),
+}
+
+/// A thread's door to the kernel.
+pub struct KernelRing {
+    engine: ManuallyDrop<Engine>,
+    core: ManuallyDrop<Core>,
+    info: EngineInfo,
+}
+
+impl std::fmt::Debug for KernelRing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KernelRing").field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+/// What is asked for: the configuration, or else the environment.
+fn choice(config: Choice) -> io::Result<(Choice, Option<String>)> {
+    if config != Choice::Auto {
+        let why = (config == Choice::Epoll).then(|| "asked for".to_owned());
+        return Ok((config, why));
+    }
+    match std::env::var(ENGINE_VARIABLE).as_deref() {
+        Ok("io_uring") => Ok((Choice::Uring, None)),
+        Ok("epoll") => Ok((Choice::Epoll, Some(format!("{ENGINE_VARIABLE}=epoll")))),
+        Ok("") | Err(std::env::VarError::NotPresent) => Ok((Choice::Auto, None)),
+        other => {
+            let text = format!("{ENGINE_VARIABLE} is {other:?}: set it to io_uring or epoll, or not at all");
+            Err(io::Error::new(io::ErrorKind::InvalidInput, text))
+        }
+    }
+}
+
+impl KernelRing {
+    /// Make one, on the thread that will use it.
+    ///
+    /// # Errors
+    /// The engine asked for is not to be had, with the reason; the receive buffers make no sense; the
+    /// system has no descriptors or memory left.
+    pub fn new(config: RingConfig) -> io::Result<KernelRing> {
+        let mut core = Core::new(&config)?;
+        let (wanted, mut why) = choice(config.engine)?;
+        let engine = match wanted {
+            Choice::Epoll => None,
+            _ => match Uring::new(&config, &mut core) {
+                Ok((uring, lacks)) => {
+                    why = lacks;
+                    Some(uring)
+                }
+                Err(error) if wanted == Choice::Auto => {
+                    why = Some(error.to_string());
+                    None
+                }
+                Err(error) => return Err(error),
+            },
+        };
+        let (engine, name) = match engine {
+            Some(uring) => (Engine::Uring(Box::new(uring)), "io_uring"),
+            None => (Engine::Epoll(Box::new(Epoll::new(&core)?)), "epoll"),
+        };
+        let info = EngineInfo { name, why };
+        Ok(KernelRing { engine: ManuallyDrop::new(engine), core: ManuallyDrop::new(core), info })
+    }
+
+    /// Which engine it runs on, and why.
+    pub fn engine(&self) -> &EngineInfo {
+        &self.info
+    }
+
+    /// What other threads wake it with.
+    pub fn waker(&self) -> Waker {
+        self.core.waker.clone()
+    }
+
+    /// Look at the clock: [`now`](Ring::now) is that from here on.
+    #[inline]
+    pub fn look_at_clock(&mut self) -> Nanos {
+        self.core.now = sys::now();
+        self.core.now
+    }
+
+    /// Hand over what was asked for, wait if `wait` says so and nothing is there to be handed out yet, and
+    /// take what has ended. It may return with nothing. With io_uring this is one system call, or none.
+    ///
+    /// # Errors
+    /// The kernel refused the call itself. The ring is of no use after that.
+    #[inline]
+    pub fn turn(&mut self, wait: Wait) -> io::Result<()> {
+        let core = &mut *self.core;
+        core.expire_timers();
+        let wait = wait == Wait::UntilEvent && core.events.is_empty();
+        match &mut *self.engine {
+            Engine::Uring(uring) => uring.turn(core, wait)?,
+            Engine::Epoll(epoll) => epoll.turn(core, wait)?,
+        }
+        if wait && core.timers.next().is_some() {
+            core.now = sys::now();
+            core.expire_timers();
+        }
+        if core.memory.has_grave() {
+            let oldest = match &mut *self.engine {
+                Engine::Uring(uring) => uring.oldest(core),
+                Engine::Epoll(epoll) => epoll.oldest(core),
+            };
+            core.memory.bury(oldest);
+        }
+        Ok(())
+    }
+
+    /// Something that has ended or come, in order.
+    #[inline]
+    pub fn next_event(&mut self) -> Option<Event> {
+        self.core.events.pop_front()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn put_back(&mut self, event: Event) {
+        self.core.events.push_front(event);
+    }
+
+    /// Register a file. It is kept open until [`remove_file`](KernelRing::remove_file) and until what was
+    /// started on it is over.
+    ///
+    /// # Errors
+    /// None at present; a kernel that has no room in its table is worked around.
+    pub fn add_file(&mut self, fd: Arc<OwnedFd>) -> io::Result<FileId> {
+        let fixed = match &mut *self.engine {
+            Engine::Uring(uring) => uring.add_file(&fd),
+            Engine::Epoll(_) => None,
+        };
+        Ok(self.core.files.add(fd, fixed))
+    }
+
+    /// Forget a file. Operations under way end as usual.
+    ///
+    /// # Panics
+    /// When it is not a file of this ring.
+    pub fn remove_file(&mut self, file: FileId) {
+        let Some(file) = self.core.files.remove(file) else { return };
+        match &mut *self.engine {
+            Engine::Uring(uring) => uring.drop_file(file),
+            Engine::Epoll(_) => drop(file.into_fd()),
+        }
+    }
+
+    /// Let memory that someone else keeps be named in sends and file operations.
+    ///
+    /// # Panics
+    /// With more than 65,536 regions.
+    pub fn add_foreign(&mut self, memory: ForeignMemory) -> Region {
+        self.core.memory.add_foreign(memory).expect("a ring holds at most 65,536 regions")
+    }
+
+    /// Take that back. The memory is kept until what was started before is over; nothing new may name it.
+    ///
+    /// # Panics
+    /// When the region is not one of [`add_foreign`](KernelRing::add_foreign).
+    pub fn remove_region(&mut self, region: Region) {
+        let started = self.core.started;
+        self.core.memory.remove_foreign(region, started);
+    }
+
+    /// Let [`allocate`](Ring::allocate) first hand out memory that the kernel knows by number, for direct
+    /// I/O: 2 MiB, once. Without effect on epoll.
+    ///
+    /// # Errors
+    /// The kernel refuses, commonly for RLIMIT_MEMLOCK; the ring works on as before.
+    pub fn register_memory(&mut self) -> io::Result<()> {
+        match &mut *self.engine {
+            Engine::Uring(uring) => uring.register_memory(&mut self.core),
+            Engine::Epoll(_) => Ok(()),
+        }
+    }
+
+    /// Give memory that is not in use back to the system. For quiet times.
+    pub fn trim(&mut self) {
+        self.core.memory.trim();
+    }
+
+    /// Copy bytes between two segments of our own memory of one length; they may overlap.
+    ///
+    /// # Panics
+    /// When they are not of one length, or not our own.
+    #[inline]
+    pub fn copy(&mut self, from: Segment, to: Segment) {
+        self.core.memory.copy(from, to);
+    }
+
+    /// Take in a connected stream socket. `owner` comes back in its events.
+    ///
+    /// # Errors
+    /// It is not a socket that the engine can wait for, or there are too many.
+    pub fn add_socket(&mut self, fd: OwnedFd, owner: u32) -> io::Result<SocketId> {
+        match &mut *self.engine {
+            Engine::Uring(uring) => uring.add_socket(fd, owner),
+            Engine::Epoll(epoll) => epoll.add_socket(fd, owner),
+        }
+    }
+
+    /// How many sockets there are.
+    pub fn sockets(&self) -> usize {
+        match &*self.engine {
+            Engine::Uring(uring) => uring.sockets_live(),
+            Engine::Epoll(epoll) => epoll.sockets_live(),
+        }
+    }
+
+    /// Hand out what comes, in chunks, until [`Event::ReceiveEnded`]. While no chunk is left, all sockets
+    /// pause.
+    ///
+    /// # Panics
+    /// When it receives already.
+    #[track_caller]
+    pub fn receive(&mut self, socket: SocketId) {
+        match &mut *self.engine {
+            Engine::Uring(uring) => uring.receive(socket),
+            Engine::Epoll(epoll) => epoll.receive(socket),
+        }
+    }
+
+    /// End that. What was received already is still handed out, then [`Event::ReceiveEnded`]. Nothing
+    /// happens when it does not receive.
+    #[track_caller]
+    pub fn receive_stop(&mut self, socket: SocketId) {
+        match &mut *self.engine {
+            Engine::Uring(uring) => uring.receive_stop(&mut self.core, socket),
+            Engine::Epoll(epoll) => epoll.receive_stop(&mut self.core, socket),
+        }
+    }
+
+    /// Receive until the segment is full, then [`Event::Filled`].
+    ///
+    /// # Panics
+    /// When it receives already, or the segment is not our own memory.
+    #[track_caller]
+    pub fn receive_into(&mut self, socket: SocketId, segment: Segment) {
+        match &mut *self.engine {
+            Engine::Uring(uring) => uring.receive_into(&mut self.core, socket, segment),
+            Engine::Epoll(epoll) => epoll.receive_into(&mut self.core, socket, segment),
+        }
+    }
+
+    /// Give back a chunk that was received. Every one, once, also those of sockets that are gone.
+    ///
+    /// # Panics
+    /// When it was given back already.
+    #[inline]
+    pub fn give_back(&mut self, chunk: Chunk) {
+        self.core.chunks.take_back(chunk);
+        match &mut *self.engine {
+            Engine::Uring(uring) => uring.give_back(&self.core, chunk),
+            Engine::Epoll(epoll) => epoll.give_back(chunk),
+        }
+    }
+
+    /// Send all of these, in order, then [`Event::Sent`]. The memory stays as it is until then.
+    ///
+    /// # Panics
+    /// When a send is under way on this socket, there are more than 1024 segments, or one names no memory.
+    #[inline]
+    #[track_caller]
+    pub fn send(&mut self, socket: SocketId, segments: &[Segment]) {
+        match &mut *self.engine {
+            Engine::Uring(uring) => uring.send(&mut self.core, socket, segments),
+            Engine::Epoll(epoll) => epoll.send(&mut self.core, socket, segments),
+        }
+    }
+
+    /// Shut the socket down and end what is under way on it; [`Event::Closed`] comes last. Nothing may be
+    /// asked of it from here on. Closing it again does nothing.
+    pub fn close(&mut self, socket: SocketId) {
+        match &mut *self.engine {
+            Engine::Uring(uring) => uring.close(&mut self.core, socket),
+            Engine::Epoll(epoll) => epoll.close(&mut self.core, socket),
+        }
+    }
+}
+
+impl Drop for KernelRing {
+    fn drop(&mut self) {
+        let drained = match &mut *self.engine {
+            Engine::Uring(uring) => uring.drain(&mut self.core),
+            // Its threads finish what they have begun when it is dropped.
+            Engine::Epoll(_) => true,
+        };
+        if drained {
+            // SAFETY: neither is used again. The engine goes first: then nobody writes to the memory.
+            unsafe {
+                ManuallyDrop::drop(&mut self.engine);
+                ManuallyDrop::drop(&mut self.core);
+            }
+        }
+        // Otherwise both are leaked: a kernel worker may yet write to the memory.
+    }
+}
+
+impl Ring for KernelRing {
+    #[inline]
+    fn now(&self) -> Nanos {
+        self.core.now
+    }
+
+    #[inline]
+    fn allocate(&mut self, len: u32) -> Option<Segment> {
+        self.core.memory.allocate(len)
+    }
+
+    #[inline]
+    fn free(&mut self, segment: Segment) {
+        self.core.memory.free(segment);
+    }
+
+    #[inline]
+    #[track_caller]
+    fn bytes(&self, segment: Segment) -> &[u8] {
+        self.core.memory.bytes(segment)
+    }
+
+    #[inline]
+    #[track_caller]
+    fn bytes_mut(&mut self, segment: Segment) -> &mut [u8] {
+        self.core.memory.bytes_mut(segment)
+    }
+
+    #[inline]
+    fn try_now(&mut self, file: FileId, op: FileOp, data: &[Segment], patience: Patience) -> Option<i64> {
+        let core = &mut *self.core;
+        core.files.try_now(&core.memory, file, op, data, patience)
+    }
+
+    #[inline]
+    fn start(&mut self, id: IoId, file: FileId, op: FileOp, data: &[Segment]) -> Result<(), RingFull> {
+        match &mut *self.engine {
+            Engine::Uring(uring) => uring.start(&mut self.core, id, file, op, data),
+            Engine::Epoll(epoll) => epoll.start(&mut self.core, id, file, op, data),
+        }
+    }
+
+    #[inline]
+    fn timer(&mut self, id: IoId, at: Nanos) {
+        self.core.timers.set(id, at);
+    }
+
+    fn cancel(&mut self, id: IoId) {
+        let core = &mut *self.core;
+        if core.timers.cancel(id) {
+            core.io_event(id, -i64::from(libc::ECANCELED));
+        } else if let Some(slot) = core.ops.find(id) {
+            match &mut *self.engine {
+                Engine::Uring(uring) => uring.cancel_op(slot),
+                Engine::Epoll(epoll) => epoll.cancel_op(core, slot),
+            }
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! The table of a ring's sockets, whatever an engine keeps for each, and the list of what one sends.
+
+use crate::config::SocketId;
+use crate::memory::Memory;
+use block::Segment;
+use std::io;
+
+/// The most segments of one send: the kernel's `UIO_MAXIOV`.
+pub(crate) const SEGMENTS_MAX: usize = 1024;
+
+/// Sockets by slot. Each lies in its own box: the kernel may hold pointers into it.
+pub(crate) struct Sockets<S> {
+    slots: Vec<(u32, Option<Box<S>>)>,
+    free: Vec<u32>,
+    live: usize,
+}
+
+impl<S> Default for Sockets<S> {
+    fn default() -> Self {
+        Sockets { slots: Vec::new(), free: Vec::new(), live: 0 }
+    }
+}
+
+impl<S> Sockets<S> {
+    pub(crate) fn add(&mut self, make: impl FnOnce(SocketId) -> io::Result<S>) -> io::Result<SocketId> {
+        let number = match self.free.last() {
+            Some(number) => *number as usize,
+            None if self.slots.len() < SocketId::COUNT_MAX => {
+                self.slots.push((0, None));
+                self.free.push(self.slots.len() as u32 - 1);
+                self.slots.len() - 1
+            }
+            None => return Err(io::Error::other("a ring holds at most 2^20 sockets")),
+        };
+        let id = SocketId::new(number, self.slots[number].0);
+        self.slots[number].1 = Some(Box::new(make(id)?));
+        self.free.pop();
+        self.live += 1;
+        Ok(id)
+    }
+
+    pub(crate) fn remove(&mut self, id: SocketId) -> Option<Box<S>> {
+        let socket = self.slots[id.index()].1.take();
+        if socket.is_some() {
+            self.slots[id.index()].0 = self.slots[id.index()].0.wrapping_add(1);
+            self.free.push(id.index() as u32);
+            self.live -= 1;
+        }
+        socket
+    }
+
+    /// The socket that an id names, if it is still there.
+    #[inline]
+    pub(crate) fn find(&mut self, id: SocketId) -> Option<&mut S> {
+        let (generation, socket) = self.slots.get_mut(id.index())?;
+        if SocketId::new(id.index(), *generation) != id {
+            return None;
+        }
+        socket.as_deref_mut()
+    }
+
+    /// # Panics
+    /// When it is gone: it was used after its `Closed`.
+    #[inline]
+    #[track_caller]
+    pub(crate) fn of(&mut self, id: SocketId) -> &mut S {
+        self.find(id).unwrap_or_else(|| panic!("{id:?} is not a socket of this ring"))
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (SocketId, &mut S)> {
+        let slots = self.slots.iter_mut().enumerate();
+        slots.filter_map(|(n, (generation, s))| Some((SocketId::new(n, *generation), s.as_deref_mut()?)))
+    }
+
+    pub(crate) fn live(&self) -> usize {
+        self.live
+    }
+}
+
+/// What a socket is sending.
+pub(crate) struct Sending {
+    iovecs: Vec<libc::iovec>,
+    header: libc::msghdr,
+    /// Entries that are gone already.
+    first: usize,
+    total: u64,
+    sent: u64,
+    /// When it was started; empty when nothing is being sent.
+    pub(crate) started: Option<u64>,
+}
+
+impl Sending {
+    pub(crate) fn new() -> Sending {
+        // SAFETY: a header of zeroes and null pointers is a valid one.
+        let header = unsafe { std::mem::zeroed() };
+        Sending { iovecs: Vec::new(), header, first: 0, total: 0, sent: 0, started: None }
+    }
+
+    /// # Panics
+    /// When something is being sent already, or there are too many segments.
+    #[track_caller]
+    pub(crate) fn begin(&mut self, memory: &Memory, segments: &[Segment], started: u64) {
+        assert!(self.started.is_none(), "one send at a time");
+        assert!(segments.len() <= SEGMENTS_MAX, "a send has at most {SEGMENTS_MAX} segments");
+        self.total = memory.gather(segments, &mut self.iovecs);
+        (self.sent, self.first, self.started) = (0, 0, Some(started));
+    }
+
+    /// What is left, as `sendmsg` takes it. Stays valid until the next call here.
+    pub(crate) fn header(&mut self) -> *const libc::msghdr {
+        let rest = &mut self.iovecs[self.first..];
+        self.header.msg_iov = rest.as_mut_ptr();
+        self.header.msg_iovlen = rest.len() as _;
+        &raw const self.header
+    }
+
+    /// What is left, if that is one piece.
+    pub(crate) fn single(&self) -> Option<libc::iovec> {
+        match self.iovecs[self.first..] {
+            [one] => Some(one),
+            _ => None,
+        }
+    }
+
+    /// So many bytes are gone; whether all are.
+    pub(crate) fn advance(&mut self, bytes: u64) -> bool {
+        self.sent += bytes;
+        if self.sent == self.total {
+            return true;
+        }
+        let mut left = bytes as usize;
+        while let Some(entry) = self.iovecs.get_mut(self.first) {
+            if left < entry.iov_len {
+                entry.iov_base = entry.iov_base.wrapping_byte_add(left);
+                entry.iov_len -= left;
+                break;
+            }
+            left -= entry.iov_len;
+            self.first += 1;
+        }
+        false
+    }
+
+    /// It is over: the bytes sent in all, or a negative errno.
+    pub(crate) fn end(&mut self, error: Option<i64>) -> i64 {
+        self.started = None;
+        error.unwrap_or(self.total as i64)
+    }
+
+    pub(crate) fn is_under_way(&self) -> bool {
+        self.started.is_some()
+    }
+}

@@ -1,0 +1,114 @@
+//! System calls as functions that return `io::Result`, and a mapping that unmaps itself.
+
+use queue::Nanos;
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
+
+/// The errno of a system call that answered -1.
+pub(crate) fn errno() -> i32 {
+    io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
+
+pub(crate) fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// A result as rings report it: bytes or a negative errno.
+pub(crate) fn signed(result: isize) -> i64 {
+    if result < 0 { -i64::from(errno()) } else { result as i64 }
+}
+
+/// The monotonic clock.
+#[inline]
+pub(crate) fn now() -> Nanos {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a valid place for the answer, and this clock always exists.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    Nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+}
+
+/// A descriptor that the kernel just made for us.
+pub(crate) fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
+    // SAFETY: a non-negative answer of a call that makes a descriptor is ours alone.
+    check(fd).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+pub(crate) fn eventfd() -> io::Result<OwnedFd> {
+    // SAFETY: takes no pointers.
+    owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
+}
+
+pub(crate) fn eventfd_write(fd: RawFd) {
+    let one = 1u64;
+    // SAFETY: eight readable bytes. Nothing can go wrong that matters: the count never comes near 2^64.
+    unsafe { libc::write(fd, (&raw const one).cast(), 8) };
+}
+
+/// Set or clear `O_NONBLOCK`.
+pub(crate) fn set_nonblocking(fd: RawFd, on: bool) -> io::Result<()> {
+    // SAFETY: takes no pointers.
+    let flags = check(unsafe { libc::fcntl(fd, libc::F_GETFL) })?;
+    let wanted = if on { flags | libc::O_NONBLOCK } else { flags & !libc::O_NONBLOCK };
+    if wanted != flags {
+        // SAFETY: takes no pointers.
+        check(unsafe { libc::fcntl(fd, libc::F_SETFL, wanted) })?;
+    }
+    Ok(())
+}
+
+/// End both directions of a socket; whatever waits on it wakes up.
+pub(crate) fn shutdown(fd: RawFd) {
+    // SAFETY: takes no pointers. A socket that is not connected any more is what we want.
+    unsafe { libc::shutdown(fd, libc::SHUT_RDWR) };
+}
+
+/// The soft limit on open files.
+pub(crate) fn open_files_max() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a valid place for the answer.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0 { limit.rlim_cur } else { 256 }
+}
+
+/// Private zeroed memory, not backed by anything until it is touched.
+pub(crate) struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+impl Mapping {
+    /// `len` bytes, a multiple of the page size.
+    pub(crate) fn new(len: usize) -> io::Result<Mapping> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new anonymous mapping, where the kernel likes; nothing of ours is replaced.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Mapping { base, len })
+    }
+
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Let go of the memory behind a range, both ends multiples of the page size. It reads as zeroes next.
+    pub(crate) fn discard(&self, offset: usize, len: usize) {
+        assert!(offset <= self.len && len <= self.len - offset);
+        // SAFETY: the range lies in our own mapping, and nobody relies on its content.
+        unsafe { libc::madvise(self.base.as_ptr().add(offset).cast(), len, libc::MADV_DONTNEED) };
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, whole; whoever owned us has made sure that the kernel is done with it.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}

@@ -1,0 +1,239 @@
+//! Files: what is started, what is done in place, and what happens to those that are removed.
+
+use super::*;
+use queue::{FileId, FileOp, Patience};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// A file on whatever `TMPDIR` is, without a name.
+fn file() -> Arc<OwnedFd> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut options = std::fs::OpenOptions::new();
+    let made = options.read(true).write(true).custom_flags(libc::O_TMPFILE).open(std::env::temp_dir());
+    Arc::new(made.unwrap().into())
+}
+
+#[track_caller]
+fn run(ring: &mut KernelRing, file: FileId, op: FileOp, data: &[Segment]) -> i64 {
+    ring.start(id(1), file, op, data).unwrap();
+    io_result(ring, id(1))
+}
+
+#[test]
+fn what_is_written_is_read_back_in_one_piece_or_many() {
+    on_both(RingConfig::default(), |mut ring| {
+        for registered in [false, true] {
+            if registered && ring.register_memory().is_err() {
+                eprintln!("skipped: no memory may be registered here");
+                continue;
+            }
+            let file = ring.add_file(file()).unwrap();
+            let whole = filled(&mut ring, 20_000, pattern);
+            assert_eq!(
+                run(&mut ring, file, FileOp::Write { offset: 4096, durable: false }, &[whole]),
+                20_000
+            );
+            let parts: Vec<_> = (0..5).map(|_| filled(&mut ring, 4000, |_| 0)).collect();
+            assert_eq!(run(&mut ring, file, FileOp::Read { offset: 4096 }, &parts), 20_000);
+            let got: Vec<u8> = parts.iter().flat_map(|part| ring.bytes(*part).to_vec()).collect();
+            assert!(got == ring.bytes(whole));
+
+            assert_eq!(run(&mut ring, file, FileOp::Write { offset: 0, durable: true }, &parts), 20_000);
+            let back = filled(&mut ring, 20_000, |_| 0);
+            assert_eq!(run(&mut ring, file, FileOp::Read { offset: 0 }, &[back]), 20_000);
+            assert!(ring.bytes(back) == ring.bytes(whole));
+            assert_eq!(run(&mut ring, file, FileOp::Sync, &[]), 0);
+            ring.remove_file(file);
+        }
+    });
+}
+
+#[test]
+fn a_read_ends_short_at_the_end_of_the_file() {
+    on_both(RingConfig::default(), |mut ring| {
+        let file = ring.add_file(file()).unwrap();
+        let data = filled(&mut ring, 1000, pattern);
+        assert_eq!(run(&mut ring, file, FileOp::Write { offset: 0, durable: false }, &[data]), 1000);
+        let room = ring.allocate(4096).unwrap();
+        for (offset, expected) in [(0, 1000), (900, 100), (1000, 0), (1 << 40, 0)] {
+            assert_eq!(run(&mut ring, file, FileOp::Read { offset }, &[room]), expected);
+            let now = ring.try_now(file, FileOp::Read { offset }, &[room], Patience::Unbounded);
+            assert_eq!(now, Some(expected));
+        }
+    });
+}
+
+#[test]
+fn ranges_are_allocated_punched_looked_for_and_fetched() {
+    on_both(RingConfig::default(), |mut ring| {
+        let file = ring.add_file(file()).unwrap();
+        let len = 1 << 20;
+        assert_eq!(run(&mut ring, file, FileOp::Allocate { mode: 0, offset: 0, len }, &[]), 0);
+        let data = filled(&mut ring, len as u32, |_| 1);
+        let write = FileOp::Write { offset: 0, durable: false };
+        assert_eq!(ring.try_now(file, write, &[data], Patience::Unbounded), Some(len as i64));
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        let punch = FileOp::Allocate { mode, offset: 65536, len: 65536 };
+        assert_eq!(run(&mut ring, file, punch, &[]), 0);
+        let mut seek =
+            |offset, hole| ring.try_now(file, FileOp::Seek { offset, hole }, &[], Patience::Unbounded);
+        assert_eq!(seek(0, true), Some(65536));
+        assert_eq!(seek(65536, false), Some(131_072));
+        assert_eq!(seek(len, false), Some(-i64::from(libc::ENXIO)));
+        assert_eq!(run(&mut ring, file, FileOp::Prefetch { offset: 0, len }, &[]), 0);
+        let bad = FileOp::Allocate { mode: 0, offset: 0, len: 0 };
+        assert_eq!(run(&mut ring, file, bad, &[]), -i64::from(libc::EINVAL));
+        assert_eq!(ring.try_now(file, bad, &[], Patience::Unbounded), Some(-i64::from(libc::EINVAL)));
+        assert_eq!(ring.try_now(file, FileOp::Sync, &[], Patience::None), None);
+    });
+}
+
+#[test]
+fn in_place_without_patience_answers_or_says_that_it_cannot_tell() {
+    on_both(RingConfig::default(), |mut ring| {
+        let file = ring.add_file(file()).unwrap();
+        let data = filled(&mut ring, 8192, pattern);
+        let write = FileOp::Write { offset: 0, durable: false };
+        assert_eq!(ring.try_now(file, write, &[data], Patience::Unbounded), Some(8192));
+        let parts = [filled(&mut ring, 4096, |_| 0), filled(&mut ring, 4096, |_| 0)];
+        for _ in 0..2 {
+            match ring.try_now(file, FileOp::Read { offset: 0 }, &parts, Patience::None) {
+                Some(result) => {
+                    assert_eq!(result, 8192);
+                    assert!(ring.bytes(parts[1]) == ring.bytes(data.slice(4096, 4096)));
+                }
+                None => eprintln!("this file system cannot tell whether a read would wait"),
+            }
+        }
+        assert!(matches!(ring.try_now(file, write, &parts, Patience::None), None | Some(8192)));
+    });
+}
+
+#[test]
+fn an_error_is_a_negative_errno() {
+    on_both(RingConfig::default(), |mut ring| {
+        let read_only = std::fs::File::open("/proc/self/exe").unwrap();
+        let file = ring.add_file(Arc::new(read_only.into())).unwrap();
+        let data = ring.allocate(512).unwrap();
+        let write = FileOp::Write { offset: 0, durable: false };
+        assert_eq!(run(&mut ring, file, write, &[data]), -i64::from(libc::EBADF));
+        assert_eq!(ring.try_now(file, write, &[data], Patience::Unbounded), Some(-i64::from(libc::EBADF)));
+        assert_eq!(
+            run(&mut ring, file, FileOp::Seek { offset: 0, hole: true }, &[]),
+            -i64::from(libc::EINVAL)
+        );
+    });
+}
+
+#[test]
+fn hundreds_of_operations_end_once_each() {
+    on_both(RingConfig { entries: 16, ..RingConfig::default() }, |mut ring| {
+        let file = ring.add_file(file()).unwrap();
+        let pieces: Vec<_> = (0..600u32).map(|n| filled(&mut ring, 512, |_| n as u8)).collect();
+        for (n, piece) in pieces.iter().enumerate() {
+            let op = FileOp::Write { offset: n as u64 * 512, durable: false };
+            ring.start(id(n as u32), file, op, &[*piece]).unwrap();
+        }
+        let mut seen = vec![0; 600];
+        for _ in 0..600 {
+            let Event::Io { cookie, result: 512, .. } = next(&mut ring) else { panic!("a write") };
+            seen[cookie.generation as usize] += 1;
+        }
+        assert!(seen.iter().all(|count| *count == 1));
+        let room = ring.allocate(512).unwrap();
+        assert_eq!(run(&mut ring, file, FileOp::Read { offset: 300 * 512 }, &[room]), 512);
+        assert_eq!(ring.bytes(room), [300u32 as u8; 512]);
+    });
+}
+
+#[test]
+fn a_removed_file_ends_what_is_under_way_and_its_number_is_used_again() {
+    on_both(RingConfig::default(), |mut ring| {
+        let fd = file();
+        let weak = Arc::downgrade(&fd);
+        let number = ring.add_file(fd).unwrap();
+        let data = filled(&mut ring, 4096, pattern);
+        ring.start(id(9), number, FileOp::Write { offset: 0, durable: false }, &[data]).unwrap();
+        ring.remove_file(number);
+        assert!(weak.upgrade().is_some());
+        assert_eq!(io_result(&mut ring, id(9)), 4096);
+        assert!(weak.upgrade().is_none());
+        assert_eq!(ring.add_file(file()).unwrap(), number);
+    });
+}
+
+#[test]
+fn a_read_that_waits_is_cancelled_or_ends_by_itself() {
+    on_both(RingConfig::default(), |mut ring| {
+        // A pipe stands for a file that does not answer.
+        let (reader, writer) = std::io::pipe().unwrap();
+        let file = ring.add_file(Arc::new(reader.into())).unwrap();
+        let data = ring.allocate(512).unwrap();
+        ring.start(id(2), file, FileOp::Read { offset: u64::MAX }, &[data]).unwrap();
+        ring.turn(Wait::No).unwrap();
+        ring.cancel(id(2));
+        ring.cancel(id(3));
+        let early = within(&mut ring, Duration::from_millis(50));
+        drop(writer);
+        let event = early.unwrap_or_else(|| next(&mut ring));
+        let Event::Io { result, .. } = event else { panic!("{event:?}") };
+        // A thread that has begun cannot be stopped; `pread` on a pipe is refused outright.
+        assert!(
+            [0, -i64::from(libc::ECANCELED), -i64::from(libc::ESPIPE)].contains(&result) || result == -22
+        );
+        assert_eq!(within(&mut ring, Duration::from_millis(5)), None);
+    });
+}
+
+struct Pages {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: an address; the tests share it with nobody.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, which nobody names any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+#[test]
+fn lent_memory_is_written_sent_and_given_back() {
+    use std::io::Read;
+    on_both(RingConfig::default(), |mut ring| {
+        let len = 8192;
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
+        let pages = Arc::new(Pages { base: NonNull::new(base.cast()).unwrap(), len });
+        // SAFETY: two pages, ours alone.
+        unsafe { pages.base.as_ptr().write_bytes(42, len) };
+        let weak = Arc::downgrade(&pages);
+        // SAFETY: the pages live as long as `pages`, and nobody looks at them.
+        let lent = unsafe { ForeignMemory::new(pages.base, len, pages) };
+        let region = ring.add_foreign(lent);
+        let segment = Segment { offset: 4096, len: 4096, region };
+
+        let file = ring.add_file(file()).unwrap();
+        assert_eq!(run(&mut ring, file, FileOp::Write { offset: 0, durable: false }, &[segment]), 4096);
+        let own = ring.allocate(4096).unwrap();
+        assert_eq!(run(&mut ring, file, FileOp::Read { offset: 0 }, &[own]), 4096);
+        assert_eq!(ring.bytes(own), [42; 4096]);
+
+        let (socket, mut peer) = pair(&mut ring, 1);
+        ring.send(socket, &[segment, segment]);
+        ring.remove_region(region);
+        assert_eq!(next(&mut ring), Event::Sent { socket, owner: 1, result: 8192 });
+        ring.turn(Wait::No).unwrap();
+        assert!(weak.upgrade().is_none());
+        let mut got = [0; 8192];
+        peer.read_exact(&mut got).unwrap();
+        assert_eq!(got, [42; 8192]);
+    });
+}

@@ -1,0 +1,406 @@
+//! The engine on io_uring: everything that was asked for in a turn goes to the kernel in one call, which
+//! also waits. Owned by a ring; only the thread that made it may use it.
+//!
+//! *Invariant:* every entry handed to the kernel but a cancellation has one last completion; `in_flight`
+//! counts those still to come. Memory that they name goes only when it is 0.
+
+mod buffers;
+mod setup;
+mod sockets;
+
+use crate::config::{Chunk, RingConfig, SocketId};
+use crate::core::Core;
+use crate::files::File;
+use crate::memory::REGISTERED;
+use crate::sockets::Sockets;
+use crate::sys::{self, Mapping};
+use block::Segment;
+use buffers::Buffers;
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use queue::{FileId, FileOp, IoId, RingFull};
+use setup::Fixed;
+use sockets::Socket;
+use std::collections::VecDeque;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What a completion is about: the top byte of its user data. The rest is a slot or a socket.
+mod kind {
+    pub(super) const FILE: u64 = 1 << 56;
+    pub(super) const RECEIVE: u64 = 2 << 56;
+    pub(super) const FILL: u64 = 3 << 56;
+    pub(super) const SEND: u64 = 4 << 56;
+    pub(super) const WAKE: u64 = 5 << 56;
+    pub(super) const CANCEL: u64 = 6 << 56;
+    pub(super) const MASK: u64 = 0xff << 56;
+}
+
+/// `IORING_ENTER_GETEVENTS` and `IORING_ENTER_EXT_ARG`.
+const GET_EVENTS: u32 = 1;
+const EXT_ARG: u32 = 8;
+
+/// How long a ring that is dropped waits for the kernel to let go of its memory, before it rather leaks it.
+const DRAIN_MAX: Duration = Duration::from_secs(10);
+
+/// How often it asks again meanwhile: 10 ms.
+const DRAIN_STEP_NS: u64 = 10_000_000;
+
+/// `struct io_uring_getevents_arg`.
+#[repr(C)]
+struct WaitArgument {
+    signals: u64,
+    signals_len: u32,
+    min_wait_us: u32,
+    timeout: u64,
+}
+
+/// A file or socket as an entry names it.
+#[derive(Clone, Copy)]
+struct Target {
+    number: i32,
+    fixed: bool,
+}
+
+impl Target {
+    fn new(fd: i32, fixed: Option<u32>) -> Target {
+        Target { number: fixed.map_or(fd, |number| number as i32), fixed: fixed.is_some() }
+    }
+
+    fn fd(self) -> types::Fd {
+        types::Fd(self.number)
+    }
+
+    /// Make an entry built with [`fd`](Target::fd) name this.
+    #[inline]
+    fn aim(self, entry: squeue::Entry) -> squeue::Entry {
+        if self.fixed { entry.flags(squeue::Flags::FIXED_FILE) } else { entry }
+    }
+}
+
+/// The engine.
+pub(crate) struct Uring {
+    /// First, so that it is gone before the memory that it was told of.
+    ring: IoUring,
+    buffers: Buffers,
+    fixed: Fixed,
+    sockets: Sockets<Socket>,
+    /// Sockets that found no chunk to receive into.
+    starved: VecDeque<SocketId>,
+    /// Entries that found no room.
+    waiting: VecDeque<squeue::Entry>,
+    in_flight: usize,
+    /// We are going: nothing is started any more.
+    draining: bool,
+}
+
+impl Uring {
+    pub(crate) fn new(config: &RingConfig, core: &mut Core) -> io::Result<(Uring, Option<String>)> {
+        let (ring, lacks) = setup::build(config.entries)?;
+        let buffers = Buffers::new(&ring, &core.chunks, &core.memory)?;
+        let fixed = Fixed::new(&ring);
+        let mut this = Uring {
+            ring,
+            buffers,
+            fixed,
+            sockets: Sockets::default(),
+            starved: VecDeque::new(),
+            waiting: VecDeque::new(),
+            in_flight: 0,
+            draining: false,
+        };
+        this.watch_waker(core);
+        Ok((this, lacks))
+    }
+
+    fn watch_waker(&mut self, core: &Core) {
+        let fd = types::Fd(core.waker.fd());
+        // Edges: then nobody has to read the count.
+        let events = (libc::EPOLLIN | libc::EPOLLET) as u32;
+        self.push(opcode::PollAdd::new(fd, events).multi(true).build().user_data(kind::WAKE));
+    }
+
+    /// Gather an entry whose last completion counts.
+    #[inline]
+    fn push(&mut self, entry: squeue::Entry) {
+        self.in_flight += 1;
+        self.push_uncounted(entry);
+    }
+
+    #[inline]
+    fn push_uncounted(&mut self, entry: squeue::Entry) {
+        // SAFETY: what an entry names (arena, slots, boxed sockets) stays until its last completion; see
+        // `in_flight`.
+        if !self.waiting.is_empty() || unsafe { self.ring.submission().push(&entry) }.is_err() {
+            self.push_slowly(entry);
+        }
+    }
+
+    #[cold]
+    fn push_slowly(&mut self, entry: squeue::Entry) {
+        self.waiting.push_back(entry);
+        // A refusal shows in the next turn.
+        let _ = self.ring.submit();
+        self.push_waiting();
+    }
+
+    fn push_waiting(&mut self) {
+        while let Some(entry) = self.waiting.front() {
+            // SAFETY: as in `push_uncounted`.
+            if unsafe { self.ring.submission().push(entry) }.is_err() {
+                return;
+            }
+            self.waiting.pop_front();
+        }
+    }
+
+    /// Ask for the end of what has this user data. Only a failure would be told, and none matters: either
+    /// it is over already, or it cannot be stopped; its completion comes all the same.
+    fn push_cancel(&mut self, user_data: u64) {
+        let entry = opcode::AsyncCancel::new(user_data).build();
+        self.push_uncounted(entry.user_data(kind::CANCEL).flags(squeue::Flags::SKIP_SUCCESS));
+    }
+
+    pub(crate) fn add_file(&mut self, fd: &Arc<OwnedFd>) -> Option<u32> {
+        self.fixed.add(&self.ring, fd.as_raw_fd())
+    }
+
+    pub(crate) fn drop_file(&mut self, file: File) {
+        if let Some(number) = file.fixed {
+            self.fixed.remove(&self.ring, number);
+        }
+        drop(file.into_fd());
+    }
+
+    /// Register a stretch of memory for allocations to come from.
+    pub(crate) fn register_memory(&mut self, core: &mut Core) -> io::Result<()> {
+        let mapping = Mapping::new(REGISTERED)?;
+        let iovec = libc::iovec { iov_base: mapping.base().as_ptr().cast(), iov_len: mapping.len() };
+        // SAFETY: the mapping goes into the ring's memory, which outlives the io_uring.
+        unsafe { self.ring.submitter().register_buffers(&[iovec]) }?;
+        let region = core.memory.add_own(mapping, Some(0))?;
+        core.memory.serve_registered(region);
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn start(
+        &mut self,
+        core: &mut Core,
+        id: IoId,
+        file: FileId,
+        op: FileOp,
+        data: &[Segment],
+    ) -> Result<(), RingFull> {
+        core.started += 1;
+        let slot = core.ops.begin(id, file, core.started).ok_or(RingFull)?;
+        let (fd, fixed) = core.files.begin(file);
+        let target = Target::new(fd, fixed);
+        let fd = target.fd();
+        let entry = match op {
+            FileOp::Read { offset } => match data {
+                [one] => match core.memory.pointer_and_fixed(*one) {
+                    (base, Some(n)) => opcode::ReadFixed::new(fd, base, one.len, n).offset(offset).build(),
+                    (base, None) => opcode::Read::new(fd, base, one.len).offset(offset).build(),
+                },
+                _ => {
+                    let list = core.ops.iovecs(slot);
+                    core.memory.gather(data, list);
+                    opcode::Readv::new(fd, list.as_ptr(), list.len() as u32).offset(offset).build()
+                }
+            },
+            FileOp::Write { offset, durable } => {
+                let flags = if durable { libc::RWF_DSYNC } else { 0 };
+                match data {
+                    [one] => match core.memory.pointer_and_fixed(*one) {
+                        (base, Some(n)) => opcode::WriteFixed::new(fd, base, one.len, n)
+                            .offset(offset)
+                            .rw_flags(flags)
+                            .build(),
+                        (base, None) => {
+                            opcode::Write::new(fd, base, one.len).offset(offset).rw_flags(flags).build()
+                        }
+                    },
+                    _ => {
+                        let list = core.ops.iovecs(slot);
+                        core.memory.gather(data, list);
+                        let entry = opcode::Writev::new(fd, list.as_ptr(), list.len() as u32);
+                        entry.offset(offset).rw_flags(flags).build()
+                    }
+                }
+            }
+            FileOp::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            FileOp::Allocate { mode, offset, len } => {
+                opcode::Fallocate::new(fd, len).offset(offset).mode(mode).build()
+            }
+            FileOp::Prefetch { offset, len } => {
+                opcode::Fadvise::new(fd, len as i64, libc::POSIX_FADV_WILLNEED).offset(offset).build()
+            }
+            // The kernel has no such entry; the seam asks for it in place only.
+            FileOp::Seek { .. } => {
+                let file = core.op_ended(slot, -i64::from(libc::EINVAL));
+                file.into_iter().for_each(|file| self.drop_file(file));
+                return Ok(());
+            }
+        };
+        self.push(target.aim(entry).user_data(kind::FILE | u64::from(slot)));
+        Ok(())
+    }
+
+    pub(crate) fn cancel_op(&mut self, slot: u32) {
+        self.push_cancel(kind::FILE | u64::from(slot));
+    }
+
+    /// Submit what was gathered, wait if `wait` and there is nothing to hand out, take what has ended.
+    pub(crate) fn turn(&mut self, core: &mut Core, wait: bool) -> io::Result<()> {
+        self.feed_starved(core);
+        self.push_waiting();
+        let mut sleep = wait && core.events.is_empty() && self.ring.completion().is_empty();
+        if sleep {
+            let budget_ns = core.spin.budget();
+            if budget_ns > 0 {
+                let found = self.spin(core, budget_ns)?;
+                core.spin.learn(found);
+                sleep = !found;
+            }
+        }
+        let (queued, flagged) = self.queued();
+        if sleep || queued > 0 || flagged {
+            let limit = if sleep { core.sleep_max() } else { Some(0) };
+            self.enter(queued, limit)?;
+        }
+        self.reap(core);
+        Ok(())
+    }
+
+    /// Entries not yet submitted, and whether the kernel has completions that only a call brings.
+    fn queued(&mut self) -> (u32, bool) {
+        let queue = self.ring.submission();
+        (queue.len() as u32, queue.taskrun() || queue.cq_overflow())
+    }
+
+    /// Look for completions without sleeping; whether there are any.
+    fn spin(&mut self, core: &mut Core, budget_ns: u64) -> io::Result<bool> {
+        let (queued, _) = self.queued();
+        if queued > 0 {
+            self.enter(queued, Some(0))?;
+        }
+        let budget_ns = core.sleep_max().map_or(budget_ns, |timer_ns| timer_ns.min(budget_ns));
+        let start = sys::now();
+        loop {
+            for _ in 0..16 {
+                if !self.ring.completion().is_empty() || self.queued().1 {
+                    return Ok(true);
+                }
+                std::hint::spin_loop();
+            }
+            if sys::now().since(start) >= budget_ns {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// One call: submit `queued` entries, and wait for a completion for at most `limit` nanoseconds.
+    fn enter(&mut self, queued: u32, limit: Option<u64>) -> io::Result<()> {
+        let want = u32::from(limit != Some(0));
+        let submitter = self.ring.submitter();
+        let result = match limit {
+            Some(ns) if ns > 0 => {
+                let timeout = libc::timespec {
+                    tv_sec: (ns / 1_000_000_000) as i64,
+                    tv_nsec: (ns % 1_000_000_000) as i64,
+                };
+                let timeout = (&raw const timeout).addr() as u64;
+                let argument = WaitArgument { signals: 0, signals_len: 0, min_wait_us: 0, timeout };
+                // SAFETY: the argument and the time it points to live until the call returns.
+                unsafe { submitter.enter(queued, want, GET_EVENTS | EXT_ARG, Some(&argument)) }
+            }
+            // SAFETY: no argument.
+            _ => unsafe { submitter.enter::<libc::sigset_t>(queued, want, GET_EVENTS, None) },
+        };
+        match result.map_err(|error| (error.raw_os_error(), error)) {
+            Ok(_) => Ok(()),
+            // The timeout, a signal, or too much to reap before more can be taken.
+            Err((Some(libc::ETIME | libc::EINTR | libc::EAGAIN | libc::EBUSY), _)) => Ok(()),
+            Err((_, error)) => Err(error),
+        }
+    }
+
+    fn reap(&mut self, core: &mut Core) {
+        let mut room = [const { MaybeUninit::<cqueue::Entry>::uninit() }; 64];
+        loop {
+            let entries = self.ring.completion().fill(&mut room);
+            for entry in entries.iter() {
+                self.completed(core, entry.user_data(), entry.result(), entry.flags());
+            }
+            if entries.len() < 64 {
+                return;
+            }
+        }
+    }
+
+    #[inline]
+    fn completed(&mut self, core: &mut Core, user_data: u64, result: i32, flags: u32) {
+        let more = cqueue::more(flags);
+        let what = user_data & kind::MASK;
+        if !more && what != kind::CANCEL {
+            self.in_flight -= 1;
+        }
+        let number = user_data as u32;
+        match what {
+            kind::FILE => {
+                // A worker that was told to stop says EINTR.
+                let result = if result == -libc::EINTR { -libc::ECANCELED } else { result };
+                if let Some(file) = core.op_ended(number, result.into()) {
+                    self.drop_file(file);
+                }
+            }
+            kind::RECEIVE => self.received(core, SocketId(number), result, flags),
+            kind::FILL => self.filled(core, SocketId(number), result),
+            kind::SEND => self.sent(core, SocketId(number), result),
+            kind::WAKE => {
+                core.take_woken();
+                if !more && !self.draining {
+                    self.watch_waker(core);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub(crate) fn give_back(&mut self, core: &Core, chunk: Chunk) {
+        self.buffers.give(chunk, &core.chunks, &core.memory);
+    }
+
+    /// When the oldest operation or send under way was started.
+    pub(crate) fn oldest(&mut self, core: &Core) -> u64 {
+        let sends = self.sockets.iter_mut().filter_map(|(_, socket)| socket.sending.started);
+        sends.min().unwrap_or(u64::MAX).min(core.ops.oldest())
+    }
+
+    pub(crate) fn sockets_live(&self) -> usize {
+        self.sockets.live()
+    }
+
+    /// End everything. `false`: the kernel has not let go of our memory in time.
+    pub(crate) fn drain(&mut self, core: &mut Core) -> bool {
+        self.draining = true;
+        self.sockets.iter_mut().for_each(|(_, socket)| socket.shut_down());
+        self.push_waiting();
+        let deadline = Instant::now() + DRAIN_MAX;
+        while self.in_flight > 0 {
+            let entry =
+                opcode::AsyncCancel2::new(types::CancelBuilder::any().all()).build().user_data(kind::CANCEL);
+            self.push_uncounted(entry);
+            let (queued, _) = self.queued();
+            core.events.clear();
+            if self.enter(queued, Some(DRAIN_STEP_NS)).is_err() || Instant::now() > deadline {
+                return false;
+            }
+            self.reap(core);
+        }
+        true
+    }
+}
