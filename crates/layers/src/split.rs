@@ -62,7 +62,9 @@ impl Split {
         }
     }
 
-    /// The long way of `submit`: a request that may have to be cut.
+    /// The long way of `submit`: a request that may have to be cut. Kept apart, so that the short one stays a
+    /// few instructions.
+    #[inline(never)]
     fn cut<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
         let head = self.head(req, cx);
         if head == req.len.0 {

@@ -173,7 +173,7 @@ impl Rig {
     #[inline]
     fn turn(&mut self, mix: Mix) {
         while let Some(tag) = self.queue.tag() {
-            let index = self.next % self.offsets.len();
+            let index = self.next % OFFSETS;
             self.next += 1;
             let memory =
                 Segment { offset: tag.index() as u64 * self.len, len: self.len as u32, region: BUFFERS };

@@ -118,6 +118,8 @@ impl Rigs {
         let whole = ns_each(short, || self.whole.run(mix, short));
         let uncut = ns_each(long, || self.long.run(mix, long));
         let split = ns_each(long, || self.split.run(mix, long));
+        // Made anew each round: where memory lies decides more than what is measured.
+        (self.ram, self.copier) = (Rig::new(Stacking::Ram), Copier::new());
         let ram = ns_each(long, || self.ram.run(mix, long));
         let memcpy = ns_each(long, || self.copier.run(mix, long));
         into.null.push(null);
