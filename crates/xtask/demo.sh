@@ -25,7 +25,11 @@ die() { printf 'demo: %s\n' "$*" >&2; exit 1; }
 # Prints the command as a person would type it, then runs it.
 run() {
     printf '  $ %s\n' "${*//$folder/DIR}"
-    "$@" >"$folder/output" 2>&1 || { cat "$folder/output" >&2; die "that command failed"; }
+    "$@" >"$folder/output" 2>&1 || {
+        cat "$folder/output" "$folder/log" >&2
+        kill -0 "$server" 2>/dev/null || die "that command failed: the server has ended"
+        die "that command failed"
+    }
 }
 
 sum() { sha256sum "$1" | cut -c1-64; }
