@@ -53,7 +53,8 @@ Exit status:
   130, 143  ended at once by a second SIGINT or SIGTERM
 
 Environment:
-  BLOCKYARD_RUN  the run directory; else /run/blockyard as root, else $XDG_RUNTIME_DIR/blockyard
+  BLOCKYARD_RUN   the run directory; else /run/blockyard as root, else $XDG_RUNTIME_DIR/blockyard
+  BLOCKYARD_RING  io_uring or epoll: what --ring auto means; else io_uring where it is allowed
 
 Files in the run directory:
   NAME.control  the control socket of the process that serves NAME: HTTP with JSON, and /metrics
@@ -102,10 +103,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) queues: Option<u16>,
     /// Spin for a while before sleeping: less latency, more CPU
-    #[arg(long, hide = true)]
+    #[arg(long)]
     pub(crate) poll: bool,
     /// How threads talk to the kernel: auto, io_uring or epoll
-    #[arg(long, value_name = "RING", default_value = "auto", hide = true)]
+    #[arg(long, value_name = "RING", default_value = "auto")]
     pub(crate) ring: String,
     /// Export it with NBD at unix:PATH or tcp:HOST:PORT
     #[arg(long, value_name = "ADDRESS", help_heading = "Exports")]

@@ -7,6 +7,11 @@ use engine::rundir::{RunDir, RunDirError};
 use engine::spec::Bytes;
 use std::fmt::Write;
 use std::process::ExitCode;
+use std::time::Duration;
+
+/// How often a process is asked again that broke off its answer, and after how long.
+const ATTEMPTS: u32 = 10;
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Runs a command's requests on this thread.
 pub(crate) fn block_on<F: Future>(what: &str, work: F) -> Result<F::Output, Failure> {
@@ -23,15 +28,24 @@ pub(crate) async fn devices(run: &RunDir) -> Result<Vec<(ControlClient, DeviceIn
     let mut all = Vec::new();
     for socket in run.processes() {
         let client = ControlClient::new(socket);
-        match client.devices().await {
-            Ok(devices) => all.extend(devices.into_iter().map(|device| (client.clone(), device))),
-            Err(ClientError::Connect { .. }) => {}
-            Err(ClientError::Answer { .. }) if !client.socket().exists() => {}
-            Err(error) => return Err(error),
+        for device in devices_of(&client).await? {
+            all.push((client.clone(), device));
         }
     }
     all.sort_by(|a, b| a.1.name.cmp(&b.1.name));
     Ok(all)
+}
+
+async fn devices_of(client: &ControlClient) -> Result<Vec<DeviceInfo>, ClientError> {
+    let mut attempts = 0..ATTEMPTS;
+    loop {
+        match client.devices().await {
+            Err(ClientError::Connect { .. }) => return Ok(Vec::new()),
+            // Is it ending, or does it speak another language? One that ends soon does not answer at all.
+            Err(ClientError::Answer { .. }) if attempts.next().is_some() => tokio::time::sleep(PAUSE).await,
+            answer => return answer,
+        }
+    }
 }
 
 /// The process that has the device of that name.

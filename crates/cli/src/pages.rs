@@ -9,9 +9,19 @@ use std::process::ExitCode;
 
 pub(crate) fn completions(shell: Shell) -> Result<ExitCode, Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "blockyard", &mut script);
+    let mut command = visible(&Cli::command()).version(env!("CARGO_PKG_VERSION"));
+    clap_complete::generate(shell, &mut command, "blockyard", &mut script);
     print(&String::from_utf8_lossy(&script));
     Ok(ExitCode::SUCCESS)
+}
+
+/// The command without what its help hides: the script for bash would offer that.
+fn visible(command: &clap::Command) -> clap::Command {
+    clap::Command::new(command.get_name().to_owned())
+        .about(command.get_about().cloned().unwrap_or_default())
+        .disable_help_subcommand(true)
+        .args(command.get_arguments().filter(|arg| !arg.is_hide_set()).cloned())
+        .subcommands(command.get_subcommands().map(visible))
 }
 
 pub(crate) fn man() -> Result<ExitCode, Failure> {

@@ -91,8 +91,7 @@ impl Serving {
         let mut signals = Signals::new().map_err(|why| self.failure("", why))?;
         let mut control = self.run.control_socket().map_err(|why| self.failure("", why))?;
         let claims = self.claim_names(&mut topology)?;
-        let config = topology.host_config().map_err(|why| self.failure("", why))?;
-        let host = Host::start(&config).map_err(|why| self.failure("", why))?;
+        let host = Host::start(&topology.host_config()).map_err(|why| self.failure("", why))?;
         let ready = match self.bring_up(&host, &topology, &control, &claims) {
             Ok(ready) => ready,
             Err(failure) => {

@@ -1,0 +1,195 @@
+//! Devices in the background: add, list, show, stat, del, and what is left when something goes wrong.
+
+mod common;
+
+use common::{Answer, Nbd, Sandbox, signal, wait_for};
+use serde_json::Value;
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|why| panic!("{why}: {text}"))
+}
+
+fn listed(sandbox: &Sandbox) -> Vec<Value> {
+    json(&sandbox.done(&["list", "--json"])).as_array().cloned().unwrap_or_default()
+}
+
+fn pid_of(sandbox: &Sandbox, name: &str) -> u32 {
+    json(&sandbox.done(&["show", name, "--json"]))["pid"].as_u64().unwrap_or_default() as u32
+}
+
+fn missing(name: &str, command: &str) -> Answer {
+    let err = format!(
+        "blockyard: {command} failed: {name}: there is no such device (blockyard list shows those there are)\n"
+    );
+    Answer { code: 1, out: String::new(), err }
+}
+
+#[test]
+fn a_device_comes_is_seen_and_goes() {
+    let sandbox = Sandbox::new();
+    assert_eq!(sandbox.done(&["list"]), "");
+    assert_eq!(sandbox.done(&["list", "--json"]), "[]\n");
+    let socket = sandbox.run("ram.sock");
+    let ready = sandbox.done(&["add", "ram:64M"]);
+    assert_eq!(ready, format!("ram nbd nbd+unix:///ram?socket={}\n", socket.display()));
+    let pid = pid_of(&sandbox, "ram");
+    let table = sandbox.done(&["list"]);
+    let words: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(words[0], ["NAME", "SIZE", "BLOCK", "RO", "CLIENTS", "PID", "STACK", "ADDRESS"]);
+    let address = format!("nbd+unix:///ram?socket={}", socket.display());
+    assert_eq!(words[1], ["ram", "64M", "512", "0", "0", &pid.to_string(), "ram:64M", &address]);
+    let page = sandbox.done(&["show", "ram"]);
+    for line in
+        ["name ram", "stack ram:64M", "size 64M (67108864 bytes)", "read-only no", "logical block 512"]
+    {
+        let has = page.lines().any(|got| got.split_whitespace().collect::<Vec<_>>().join(" ") == line);
+        assert!(has, "{line}: {page}");
+    }
+    assert_eq!(sandbox.done(&["del", "ram"]), "");
+    assert_eq!(sandbox.ask(&["del", "ram"]), missing("ram", "del"));
+    assert_eq!(sandbox.ask(&["show", "ram"]), missing("ram", "show"));
+    assert_eq!(sandbox.ask(&["stat", "ram"]), missing("ram", "stat"));
+    wait_for("nothing to be left", || sandbox.run_names().is_empty().then_some(()));
+}
+
+#[test]
+fn ready_lines_are_json_when_asked() {
+    let sandbox = Sandbox::new();
+    let ready = json(&sandbox.done(&["add", "null:1G", "--json", "--name", "n"]));
+    assert_eq!((ready["name"].as_str(), ready["export"].as_str()), (Some("n"), Some("nbd")));
+    assert_eq!(ready["pid"].as_u64(), Some(u64::from(pid_of(&sandbox, "n"))));
+    assert!(ready["address"].as_str().is_some_and(|uri| uri.starts_with("nbd+unix:///n?socket=")), "{ready}");
+}
+
+#[test]
+fn names_that_were_not_chosen_are_numbered_and_chosen_ones_are_not() {
+    let sandbox = Sandbox::new();
+    sandbox.done(&["add", "ram:1M"]);
+    assert!(sandbox.done(&["add", "ram:1M"]).starts_with("ram-2 nbd nbd+unix:///ram-2?"));
+    let taken = sandbox.ask(&["add", "ram:1M", "--name", "ram"]);
+    let err = "blockyard: add failed: ram: the name is taken (choose another with --name, or run: blockyard del \
+               ram)\n";
+    assert_eq!(taken, Answer { code: 1, out: String::new(), err: err.into() });
+    assert_eq!(listed(&sandbox).len(), 2);
+    sandbox.done(&["del", "--all"]);
+    assert!(listed(&sandbox).is_empty());
+    sandbox.done(&["del", "--all"]);
+}
+
+#[test]
+fn what_cannot_be_opened_leaves_nothing_behind() {
+    let sandbox = Sandbox::new();
+    let answer = sandbox.ask(&["add", "file:missing.img"]);
+    assert_eq!((answer.code, answer.out.as_str()), (1, ""));
+    let path = sandbox.path().join("missing.img");
+    assert!(answer.err.starts_with("blockyard: add failed: missing: "), "{}", answer.err);
+    assert!(answer.err.contains(&path.display().to_string()), "{}", answer.err);
+    assert!(sandbox.run_names().is_empty(), "{:?}", sandbox.run_names());
+    let answer = sandbox.ask(&["add", "ram:1M", "--nbd", "unix:no/such/dir.sock"]);
+    assert_eq!(answer.code, 1, "{answer:?}");
+    assert!(answer.err.starts_with("blockyard: add failed: ram: "), "{}", answer.err);
+    assert!(sandbox.run_names().is_empty(), "{:?}", sandbox.run_names());
+}
+
+#[test]
+fn verbose_says_why_it_is_nbd() {
+    let sandbox = Sandbox::new();
+    let answer = sandbox.ask(&["add", "ram:1M", "-v"]);
+    assert_eq!(answer.code, 0);
+    assert!(answer.err.contains("ublk and loop are not in this build"), "{}", answer.err);
+}
+
+#[test]
+fn a_killed_process_is_not_listed_and_its_name_is_free() {
+    let sandbox = Sandbox::new();
+    sandbox.done(&["add", "ram:1M"]);
+    signal(pid_of(&sandbox, "ram"), "KILL");
+    // Whoever looks after its end clears away what it left.
+    wait_for("it to be gone", || {
+        (listed(&sandbox).is_empty() && sandbox.run_names().is_empty()).then_some(())
+    });
+    sandbox.done(&["add", "ram:1M", "--name", "ram"]);
+    signal(pid_of(&sandbox, "ram"), "KILL");
+    assert!(
+        wait_for("its name", || Some(sandbox.ask(&["del", "ram"])).filter(|del| del.code == 1))
+            .out
+            .is_empty()
+    );
+    sandbox.done(&["add", "ram:1M", "--name", "ram"]);
+}
+
+#[test]
+fn what_is_written_is_counted_and_kept() {
+    let sandbox = Sandbox::new();
+    sandbox.done(&["add", "file:disk.img,size=1M,create"]);
+    let mut client = Nbd::connect(&sandbox.run("disk.sock"), "disk");
+    client.write(4096, &[7; 8192]);
+    assert_eq!(client.read(8192, 4096), [7; 4096]);
+    client.flush();
+    assert_eq!(listed(&sandbox)[0]["exports"][0]["connections"], 1);
+    let report = json(&sandbox.done(&["stat", "disk", "--json"]));
+    assert_eq!((&report["disk"][0]["kB_read"], &report["disk"][0]["kB_wrtn"]), (&4.into(), &8.into()));
+    let text = sandbox.done(&["stat", "disk"]);
+    let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(
+        lines[0],
+        ["Device", "tps", "kB_read/s", "kB_wrtn/s", "kB_dscd/s", "kB_read", "kB_wrtn", "kB_dscd"]
+    );
+    assert_eq!((lines[1][0], &lines[1][5..]), ("disk", &["4", "8", "0"][..]));
+    drop(client);
+    sandbox.done(&["del", "disk"]);
+    let content = std::fs::read(sandbox.path().join("disk.img")).unwrap();
+    assert!(content.len() == 1 << 20 && content[4096..12288].iter().all(|byte| *byte == 7));
+}
+
+#[test]
+fn stat_repeats_and_later_reports_cover_the_interval() {
+    let sandbox = Sandbox::new();
+    sandbox.done(&["add", "ram:1M"]);
+    let mut client = Nbd::connect(&sandbox.run("ram.sock"), "ram");
+    client.write(0, &[1; 4096]);
+    let text = sandbox.done(&["stat", "-x", "1", "2"]);
+    let rows: Vec<Vec<&str>> = text
+        .lines()
+        .filter(|line| line.starts_with("ram"))
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert_eq!(text.lines().filter(|line| line.starts_with("Device ")).count(), 2);
+    assert_eq!((rows.len(), rows[0].len()), (2, 23), "{text}");
+    // w/s: something since it was added, nothing within the last second.
+    assert!(rows[0][7] != "0.00" && rows[1][7] == "0.00", "{text}");
+}
+
+#[test]
+fn curl_reads_devices_and_metrics() {
+    let sandbox = Sandbox::new();
+    sandbox.done(&["add", "ram:1M"]);
+    let mut client = Nbd::connect(&sandbox.run("ram.sock"), "ram");
+    for block in 0..10 {
+        client.write(block * 4096, &[1; 4096]);
+    }
+    let socket = sandbox.run("ram.control");
+    let curl = |path: &str| {
+        let output = std::process::Command::new("curl")
+            .args(["-s", "--unix-socket", &socket.display().to_string(), &format!("http://localhost{path}")])
+            .output();
+        output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let device = match curl("/devices/ram") {
+        Ok(device) => json(&device),
+        Err(why) => return println!("skipped: curl: {why}"),
+    };
+    assert_eq!((device["name"].as_str(), device["size"].as_u64()), (Some("ram"), Some(1 << 20)));
+    assert_eq!(device["queues"].as_array().map(Vec::len), Some(1), "one connection, one queue");
+    let metrics = curl("/metrics").unwrap();
+    assert!(metrics.contains("blockyard_requests_total{device=\"ram\",op=\"write\"} 10\n"), "{metrics}");
+    // Buckets are cumulative: they never fall, and the last one has everything.
+    let counts: Vec<u64> = metrics
+        .lines()
+        .filter(|line| {
+            line.starts_with("blockyard_request_duration_seconds_bucket{") && line.contains("\"write\"")
+        })
+        .filter_map(|line| line.rsplit(' ').next()?.parse().ok())
+        .collect();
+    assert!(counts.len() > 20 && counts.is_sorted() && counts.last() == Some(&10), "{counts:?}");
+}
