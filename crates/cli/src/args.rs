@@ -11,7 +11,7 @@ use std::path::PathBuf;
 /// that change I/O on its way. It is reached through exports, such as an NBD server. Every command takes
 /// --help.
 #[derive(Parser, Debug)]
-#[command(name = "blockyard", version, max_term_width = 100, disable_help_subcommand = true)]
+#[command(name = "blockyard", version, max_term_width = 100)]
 #[command(after_long_help = FILES)]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -77,7 +77,8 @@ Stacks:
 Exports:
   --nbd unix:PATH | tcp:HOST:PORT  may be given several times; sockets that systemd passes are served
                                    too. With neither, the device gets an NBD socket in the run
-                                   directory: ublk and loop exports are not in this build.
+                                   directory: ublk and loop exports are not in this build. Exports of a
+                                   topology without an address are on systemd's sockets, if there are any.
 
   When all is ready, a line `NAME EXPORT ADDRESS` for each export is printed. SIGINT, SIGTERM and SIGHUP
   drain and flush, then the status is 0; a second one ends the process at once.";

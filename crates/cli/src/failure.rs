@@ -61,9 +61,10 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     ExitCode::from(USAGE)
 }
 
-/// Writes an answer to stdout. Whoever closed it does not want it: that is no failure.
-pub(crate) fn print(text: &str) {
+/// Writes an answer to stdout, and tells whether anyone still reads. Whoever closed it does not want the
+/// answer: that is no failure.
+pub(crate) fn print(text: &str) -> bool {
     use std::io::Write;
     let mut stdout = std::io::stdout().lock();
-    let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).is_ok()
 }

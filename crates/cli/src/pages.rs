@@ -19,7 +19,6 @@ pub(crate) fn completions(shell: Shell) -> Result<ExitCode, Failure> {
 fn visible(command: &clap::Command) -> clap::Command {
     clap::Command::new(command.get_name().to_owned())
         .about(command.get_about().cloned().unwrap_or_default())
-        .disable_help_subcommand(true)
         .args(command.get_arguments().filter(|arg| !arg.is_hide_set()).cloned())
         .subcommands(command.get_subcommands().map(visible))
 }
@@ -43,7 +42,7 @@ fn man_page() -> std::io::Result<String> {
     page.render_synopsis_section(&mut out)?;
     page.render_description_section(&mut out)?;
     out.extend_from_slice(b".SH COMMANDS\n");
-    for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
+    for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
         out.extend_from_slice(command_section(sub)?.as_bytes());
     }
     page.render_extra_section(&mut out)?;

@@ -12,7 +12,8 @@ use crate::progress::shown;
 use crate::served::Served;
 use crate::signals::{Signals, status_of};
 use engine::control;
-use engine::host::Host;
+use engine::device::Device;
+use engine::host::{Host, HostError};
 use engine::listen::{Listening, Socket};
 use engine::rundir::{ControlSocket, NameClaim, RunDir, RunDirError};
 use engine::spec::{DeviceName, NbdAddress};
@@ -33,23 +34,35 @@ struct Serving {
     args: RunArgs,
     /// A name that is taken may be numbered.
     may_rename: bool,
+    /// Sockets that the service manager opened: exports without an address are there.
     inherited: Vec<Listening>,
+    /// Where those are that are served already.
+    served_on: Vec<NbdAddress>,
 }
 
 pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode, Failure> {
     // A detached process was started by `add`, and its errors are shown as that.
     let what = if args.run.detached { "add" } else { "serve" };
-    let topology = plan::topology(what, args)?;
+    let mut topology = plan::topology(what, args)?;
     if args.run.detached {
         attach::leave_session(what)?;
     }
-    let inherited = inherited_sockets().map_err(|why| Failure::new(what, "inherited socket", why))?;
+    let inherited = inherited_sockets(what)?;
+    if !inherited.is_empty() && !args.nbd.is_empty() {
+        let more = ExportSpec { address: None, ..topology.exports[0].clone() };
+        topology.exports.push(more);
+    }
     start(what, topology, args.run, args.name.is_none(), inherited)
 }
 
 pub(crate) fn up(args: &UpArgs) -> Result<ExitCode, Failure> {
     let topology = Topology::load(&args.file).map_err(|why| Failure::new("up", "", why))?;
-    start("up", topology, args.run, false, Vec::new())
+    let inherited = inherited_sockets("up")?;
+    if !inherited.is_empty() && topology.exports.iter().all(|export| export.address.is_some()) {
+        let why = "nothing is to be exported there (leave out nbd = … of an export)";
+        return Err(Failure::new("up", "inherited socket", why));
+    }
+    start("up", topology, args.run, false, inherited)
 }
 
 fn start(
@@ -63,23 +76,24 @@ fn start(
     run.create().map_err(|why| Failure::new(what, "", why))?;
     crate::log::start(args.verbose);
     attach::raise_file_limit();
-    let serving = Serving { what, run, args, may_rename, inherited };
+    let serving = Serving { what, run, args, may_rename, inherited, served_on: Vec::new() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(|why| Failure::new(what, "", why))?.block_on(serving.run(topology))
 }
 
 /// Sockets that a service manager opened for us (`LISTEN_FDS`).
-fn inherited_sockets() -> io::Result<Vec<Listening>> {
+fn inherited_sockets(what: &str) -> Result<Vec<Listening>, Failure> {
     let mut passed = listenfd::ListenFd::from_env();
-    (0..passed.len())
-        .map(|i| match passed.take_unix_listener(i) {
-            Ok(Some(listener)) => Listening::inherited(Socket::Unix(listener)),
-            _ => {
-                let listener = passed.take_tcp_listener(i)?;
-                Listening::inherited(Socket::Tcp(listener.ok_or_else(|| io::Error::other("it is gone"))?))
-            }
-        })
-        .collect()
+    let count = passed.len();
+    let mut take = |i| match passed.take_unix_listener(i) {
+        Ok(Some(listener)) => Listening::inherited(Socket::Unix(listener)),
+        _ => match passed.take_tcp_listener(i)? {
+            Some(listener) => Listening::inherited(Socket::Tcp(listener)),
+            None => Err(io::Error::other("it is gone")),
+        },
+    };
+    let sockets: io::Result<Vec<_>> = (0..count).map(&mut take).collect();
+    sockets.map_err(|why| Failure::new(what, "inherited socket", why))
 }
 
 impl Serving {
@@ -162,28 +176,41 @@ impl Serving {
     }
 
     fn export(&mut self, host: &Arc<Host>, export: &ExportSpec) -> Result<Vec<String>, Failure> {
-        let name = &export.device;
-        let fail = |why| Failure::new(self.what, name, why);
-        let device = host.device(name.as_str()).ok_or(engine::host::HostError::NoDevice).map_err(fail)?;
+        let device = host.device(export.device.as_str()).ok_or(HostError::NoDevice);
+        let uris = device.and_then(|device| match &export.address {
+            Some(address) => Ok(vec![host.export_nbd(&device, address, &export.name, &export.tls)?]),
+            None => self.export_by_default(host, &device, export),
+        });
+        uris.map_err(|why| self.failure(&export.device, why))
+    }
+
+    /// Without an address: the service manager's sockets, or one of its own.
+    fn export_by_default(
+        &mut self,
+        host: &Arc<Host>,
+        device: &Arc<Device>,
+        export: &ExportSpec,
+    ) -> Result<Vec<String>, HostError> {
         let mut uris = Vec::new();
-        for listening in std::mem::take(&mut self.inherited) {
-            uris.push(host.export_nbd_on(&device, listening, &export.name, &export.tls).map_err(fail)?);
+        for address in &self.served_on {
+            uris.push(host.export_nbd(device, address, &export.name, &export.tls)?);
         }
-        let address = match &export.address {
-            Some(address) => address.clone(),
-            None if !uris.is_empty() => return Ok(uris),
-            None => {
-                if self.args.verbose {
-                    eprintln!(
-                        "blockyard: {name}: no export was named, and ublk and loop are not in this build: \
-                         it gets an NBD socket in the run directory"
-                    );
-                }
-                NbdAddress::Unix(self.run.nbd_socket(name.as_str()))
-            }
-        };
-        uris.push(host.export_nbd(&device, &address, &export.name, &export.tls).map_err(fail)?);
-        Ok(uris)
+        for listening in std::mem::take(&mut self.inherited) {
+            self.served_on.push(listening.address.clone());
+            uris.push(host.export_nbd_on(device, listening, &export.name, &export.tls)?);
+        }
+        if !uris.is_empty() {
+            return Ok(uris);
+        }
+        let name = &export.device;
+        if self.args.verbose {
+            eprintln!(
+                "blockyard: {name}: no export was named, and ublk and loop are not in this build: it gets an \
+                 NBD socket in the run directory"
+            );
+        }
+        let address = NbdAddress::Unix(self.run.nbd_socket(name.as_str()));
+        Ok(vec![host.export_nbd(device, &address, &export.name, &export.tls)?])
     }
 
     fn ready_line(&self, name: &str, address: &str) -> String {

@@ -82,7 +82,9 @@ async fn report(
         } else {
             text_report(&rates, args.extended)
         };
-        print(&text);
+        if !print(&text) {
+            break;
+        }
         before = now.into_iter().map(|stats| (stats.name.clone(), stats)).collect();
         reports += 1;
     }

@@ -94,23 +94,41 @@ fn a_service_manager_is_told() {
     assert_eq!(server.end().0, 0);
 }
 
+/// Starts the binary with a socket, as a service manager does. The shell hands it on as descriptor 3, and
+/// is itself the process that LISTEN_PID names.
+fn activated(sandbox: &Sandbox, listener: UnixListener, words: &str, lines: usize) -> Served {
+    let binary = env!("CARGO_BIN_EXE_blockyard");
+    let script = format!("exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec {binary} {words}");
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", &script]).current_dir(sandbox.path()).env("BLOCKYARD_RUN", sandbox.run(""));
+    command.stdin(std::os::fd::OwnedFd::from(listener));
+    Served::start(command, lines)
+}
+
 #[test]
 fn sockets_of_a_service_manager_are_served() {
     let sandbox = Sandbox::new();
     let path = sandbox.path().join("s.sock");
-    let listener = UnixListener::bind(&path).unwrap();
-    // The shell hands the socket on as descriptor 3, and is itself the process that LISTEN_PID names.
-    let binary = env!("CARGO_BIN_EXE_blockyard");
-    let script = format!("exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec {binary} serve ram:1M");
-    let mut command = std::process::Command::new("sh");
-    command.args(["-c", &script]).env("BLOCKYARD_RUN", sandbox.run(""));
-    command.stdin(std::os::fd::OwnedFd::from(listener));
-    let server = Served::start(command, 1);
-    assert_eq!(server.ready, [format!("ram nbd nbd+unix:///ram?socket={}", path.display())]);
+    let server = activated(&sandbox, UnixListener::bind(&path).unwrap(), "serve ram:1M --nbd unix:b.sock", 2);
+    let uri = |path: &std::path::Path| format!("ram nbd nbd+unix:///ram?socket={}", path.display());
+    assert_eq!(server.ready, [uri(&sandbox.path().join("b.sock")), uri(&path)]);
     Nbd::connect(&path, "ram").read(0, 512);
     server.signal("TERM");
     assert_eq!(server.end().0, 0);
     assert!(path.exists(), "the file is the service manager's");
+}
+
+#[test]
+fn a_topology_shares_the_sockets_of_a_service_manager() {
+    let sandbox = Sandbox::new();
+    let path = sandbox.path().join("s.sock");
+    sandbox.write("two.toml", "[device.a]\nstack = \"ram:1M\"\n[device.b]\nstack = \"ram:2M\"\n");
+    let server = activated(&sandbox, UnixListener::bind(&path).unwrap(), "up two.toml", 2);
+    let uri = |name: &str| format!("{name} nbd nbd+unix:///{name}?socket={}", path.display());
+    assert_eq!(server.ready, [uri("a"), uri("b")]);
+    Nbd::connect(&path, "b").read((1 << 20) + 4096, 512);
+    server.signal("TERM");
+    assert_eq!(server.end().0, 0);
 }
 
 const TOPOLOGY: &str = r#"

@@ -125,9 +125,10 @@ fn help_lists_every_command_and_only_what_works() {
         .collect();
     assert_eq!(
         commands,
-        ["serve", "add", "up", "check", "list", "show", "del", "stat", "completions", "man"]
+        ["serve", "add", "up", "check", "list", "show", "del", "stat", "completions", "man", "help"]
     );
     let serve = sandbox.done(&["serve", "--help"]);
+    assert_eq!(sandbox.done(&["help", "serve"]), serve);
     for absent in ["ublk=", "--ublk", "--iscsi", "--fuse", "--loop", "--vhost-user", "--detached", "--table"]
     {
         assert!(!serve.contains(absent), "{absent}");

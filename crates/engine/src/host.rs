@@ -150,7 +150,8 @@ impl Host {
         self.show(device, listener, name)
     }
 
-    /// The same on a socket that the service manager opened.
+    /// The same on a socket that the service manager opened. Other devices join it through
+    /// [`export_nbd`](Host::export_nbd) at its address.
     ///
     /// # Errors
     /// As [`export_nbd`](Host::export_nbd).
@@ -162,8 +163,9 @@ impl Host {
         tls: &TlsSpec,
     ) -> Result<String, HostError> {
         let address = listening.address.clone();
-        let tls = Tls::load(tls)?.map(Arc::new);
-        let listener = Listener::start(listening, tls, self).map_err(|e| listen_error(&address, e))?;
+        let loaded = Tls::load(tls)?.map(Arc::new);
+        let listener = Listener::start(listening, loaded, self).map_err(|e| listen_error(&address, e))?;
+        lock(&self.listeners).push(Joinable { address, tls: tls.clone(), listener: listener.clone() });
         self.show(device, listener, name)
     }
 
