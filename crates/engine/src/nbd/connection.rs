@@ -6,18 +6,21 @@ use crate::listen::Socket;
 use crate::reactor::Adoption;
 use proto::nbd::Session;
 use proto::nbd::server::{Handshake, Step};
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional_with_sizes};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tokio_rustls::server::TlsStream;
 
 /// How long a client may take over its handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Handshakes under way on one socket. One more ends the oldest: whoever stays silent keeps nobody out.
+const HANDSHAKES_MAX: usize = 256;
 /// How long to wait after accept failed for want of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Bytes that are decrypted and encrypted at a time.
@@ -50,15 +53,11 @@ enum Plain {
     Unix(UnixStream),
 }
 
-pub(super) async fn accept_loop(
-    socket: Acceptor,
-    listener: Arc<Listener>,
-    host: Arc<Host>,
-    handshakes: Arc<Semaphore>,
-) {
+pub(super) async fn accept_loop(socket: Acceptor, listener: Arc<Listener>, host: Arc<Host>) {
     let mut closing = listener.closing.subscribe();
+    // Oldest first; those that are over leave when there is no room.
+    let mut handshakes: VecDeque<AbortHandle> = VecDeque::new();
     loop {
-        let Ok(permit) = handshakes.clone().acquire_owned().await else { return };
         let accepted = tokio::select! {
             accepted = accept(&socket) => accepted,
             _ = closing.wait_for(|closing| *closing) => return,
@@ -66,7 +65,7 @@ pub(super) async fn accept_loop(
         match accepted {
             Ok(stream) => {
                 let (listener, host, mut closing) = (listener.clone(), host.clone(), closing.clone());
-                tokio::spawn(async move {
+                let greeting = tokio::spawn(async move {
                     tokio::select! {
                         outcome = timeout(HANDSHAKE_TIMEOUT, greet(stream, &listener, &host)) => match outcome {
                             Ok(Ok(())) => {}
@@ -75,8 +74,16 @@ pub(super) async fn accept_loop(
                         },
                         _ = closing.wait_for(|closing| *closing) => {}
                     }
-                    drop(permit);
                 });
+                if handshakes.len() == HANDSHAKES_MAX {
+                    handshakes.retain(|handshake| !handshake.is_finished());
+                }
+                if handshakes.len() == HANDSHAKES_MAX
+                    && let Some(oldest) = handshakes.pop_front()
+                {
+                    oldest.abort();
+                }
+                handshakes.push_back(greeting.abort_handle());
             }
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be accepted");

@@ -16,10 +16,8 @@ use crate::spec::{NbdAddress, TlsMode, nbd_uri};
 use proto::nbd::server::{self, Catalogue, Config, Found};
 use proto::nbd::{BlockSizes, ExportId, ExportInfo};
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
-/// Handshakes under way on one listener; more wait in its backlog.
-const HANDSHAKES_MAX: usize = 256;
 /// The largest payload we take or send in one request: what the protocol calls portable.
 const PAYLOAD_MAX: u32 = 32 << 20;
 
@@ -150,10 +148,8 @@ impl Listener {
         let address = listening.address.clone();
         let listening = Mutex::new(Some(listening));
         let listener = Arc::new(Listener { listening, address, exports: Arc::default(), tls, closing });
-        let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
         for socket in sockets {
-            let task = connection::accept_loop(socket, listener.clone(), host.clone(), handshakes.clone());
-            tokio::spawn(task);
+            tokio::spawn(connection::accept_loop(socket, listener.clone(), host.clone()));
         }
         Ok(listener)
     }
