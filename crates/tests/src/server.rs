@@ -65,6 +65,17 @@ pub enum Engine {
     Epoll,
 }
 
+impl Engine {
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Engine::Auto => "auto",
+            Engine::IoUring => "io_uring",
+            Engine::Epoll => "epoll",
+        }
+    }
+}
+
 /// Makes each of these functions from [`Engine`] two tests, one for each engine.
 #[macro_export]
 macro_rules! on_both_engines {
@@ -91,7 +102,7 @@ impl Default for Sandbox {
 }
 
 impl Sandbox {
-    /// An empty one, on tmpfs where there is one.
+    /// An empty one.
     ///
     /// # Panics
     /// If there can be no temporary folder.
@@ -141,15 +152,17 @@ impl Sandbox {
         path
     }
 
+    /// A foreign program with its arguments, as started in the sandbox.
+    pub fn tool(&self, words: &[&str]) -> Command {
+        let mut command = self.command(find(words[0]).unwrap_or_else(|| words[0].into()));
+        command.args(&words[1..]);
+        command
+    }
+
     /// `program` as started in the sandbox: its environment, its folder.
     pub fn command(&self, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new(program.as_ref());
         command.current_dir(self.dir.path()).env("BLOCKYARD_RUN", self.run_dir());
-        match self.engine {
-            Engine::Auto => command.env_remove("BLOCKYARD_RING"),
-            Engine::IoUring => command.env("BLOCKYARD_RING", "io_uring"),
-            Engine::Epoll => command.env("BLOCKYARD_RING", "epoll"),
-        };
         command
     }
 
@@ -177,7 +190,7 @@ impl Sandbox {
     pub fn serve(&self, stack: &str, more: &[&str]) -> Server {
         let socket = self.path("disk.sock");
         let export = format!("unix:{}", socket.display());
-        let mut arguments = vec!["serve", stack, "--nbd", &export];
+        let mut arguments = vec!["serve", stack, "--nbd", &export, "--ring", self.engine.name()];
         if !more.contains(&"--name") {
             arguments.extend(["--name", "disk"]);
         }
@@ -191,7 +204,7 @@ impl Sandbox {
     /// If it does not come up with this many exports.
     #[track_caller]
     pub fn up(&self, topology: &str, exports: usize) -> Server {
-        let file = self.text("topology.toml", topology);
+        let file = self.text("topology.toml", &format!("ring = \"{}\"\n{topology}", self.engine.name()));
         self.start(&mut self.blockyard(&["up", &file.to_string_lossy()]), exports)
     }
 
@@ -201,10 +214,19 @@ impl Sandbox {
     /// If it does not.
     #[track_caller]
     pub fn start(&self, command: &mut Command, exports: usize) -> Server {
+        self.start_with(command, Stdio::null(), exports)
+    }
+
+    /// The same with something to pass on as its standard input.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    #[track_caller]
+    pub fn start_with(&self, command: &mut Command, stdin: Stdio, exports: usize) -> Server {
         let log = tempfile::NamedTempFile::new_in(self.dir.path()).expect("a file in the sandbox");
         let log = log.into_temp_path().keep().expect("a file in the sandbox");
         let stderr = File::create(&log).expect("a file in the sandbox");
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
+        command.stdin(stdin).stdout(Stdio::piped()).stderr(stderr);
         let mut child = command.spawn().unwrap_or_else(|why| panic!("{}: {why}", binary().display()));
         let lines = lines_of(child.stdout.take().expect("stdout is a pipe"));
         let mut server = Server { child, log, lines, ready: Vec::new(), ended: None };
@@ -345,6 +367,18 @@ impl Server {
         self.signal(Signal::TERM);
         let status = self.wait();
         assert!(status.success(), "after SIGTERM: {status}; stderr:\n{}", self.log());
+    }
+
+    /// SIGTERM to a server one of whose devices cannot be flushed.
+    ///
+    /// # Panics
+    /// If it does not end with status 1 and say which.
+    #[track_caller]
+    pub fn terminate_after_failed_flush(&mut self, device: &str) {
+        self.signal(Signal::TERM);
+        let (status, log) = (self.wait(), self.log());
+        let said = log.lines().any(|line| line.contains(&format!("failed: {device}: the last flush failed")));
+        assert!(status.code() == Some(1) && said, "{status}; stderr:\n{log}");
     }
 
     /// SIGKILL: it cannot see it coming.

@@ -59,9 +59,9 @@ fn nbdinfo_shows_what_the_export_is() {
     for can in ["cache", "df", "fast_zero", "flush", "fua", "multi_conn", "trim", "zero"] {
         assert_eq!(export[format!("can_{can}")], true, "can_{can}: {export}");
     }
-    let minimum = export["block_minimum"].as_u64().unwrap_or_else(|| panic!("no block sizes: {export}"));
+    let minimum = export["block_size_minimum"].as_u64().unwrap_or_else(|| panic!("no block sizes: {export}"));
     assert!(minimum <= 512, "{export}");
-    assert_eq!(export["block_maximum"], 32 * MIB, "{export}");
+    assert_eq!(export["block_size_maximum"], 32 * MIB, "{export}");
 }
 
 #[test]

@@ -1,0 +1,308 @@
+//! Bad days: full and failing storage, a file cut short, SIGKILL, SIGTERM under load. And quiet ones: an
+//! idle server, a quick start.
+
+use blockyard_tests::on_both_engines;
+use blockyard_tests::peer::Peer;
+use blockyard_tests::raw::{Raw, request};
+use blockyard_tests::server::{Engine, Sandbox, is_release, noise, private_mounts};
+use blockyard_tests::tools::skip;
+use proto::nbd::{Command, CommandFlags, NbdError, Request};
+use rustix::process::Signal;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+on_both_engines!(
+    a_full_file_system_is_enospc_and_the_connection_lives,
+    a_file_cut_short_fails_where_it_is_missing_only,
+    a_device_that_fails_fails_alone,
+    sigkill_loses_nothing_that_was_flushed,
+    sigterm_finishes_what_was_asked_for,
+    an_idle_server_uses_no_cpu,
+);
+
+const MIB: u64 = 1 << 20;
+
+fn a_full_file_system_is_enospc_and_the_connection_lives(engine: Engine) {
+    let Some(unshare) = private_mounts() else {
+        return skip("no file system can be mounted here (it takes root or user namespaces)");
+    };
+    let sandbox = Sandbox::new(engine);
+    let small = sandbox.path("small");
+    std::fs::create_dir(&small).unwrap();
+    let stack = format!("file:{}/image,size=64M,create", small.display());
+    let export = format!("unix:{}", sandbox.path("disk.sock").display());
+    let script = "mount -t tmpfs -o size=6m none \"$0\" && exec \"$@\"";
+    let mut command = sandbox.tool(&unshare);
+    command.args(["sh", "-c", script]).arg(&small);
+    let serve =
+        sandbox.blockyard(&["serve", &stack, "--ring", engine.name(), "--name", "disk", "--nbd", &export]);
+    command.arg(serve.get_program()).args(serve.get_args());
+    let server = sandbox.start(&mut command, 1);
+
+    let mut peer = Peer::connect(&server.socket(), "disk");
+    let mut written = 0;
+    let refused = loop {
+        match peer.write(written, &noise(written, 65536), CommandFlags::NONE) {
+            Ok(()) => written += 65536,
+            Err(error) => break error,
+        }
+        assert!(written < 8 * MIB, "6 MiB held 8");
+    };
+    assert_eq!(refused, NbdError::NoSpace);
+    assert!(written >= 4 * MIB, "full after {written} bytes");
+    assert_eq!(peer.write(32 * MIB, &[1; 65536], CommandFlags::FUA), Err(NbdError::NoSpace));
+    assert_eq!(peer.zero(32 * MIB, 8 * MIB, CommandFlags::NO_HOLE), Err(NbdError::NoSpace));
+    // What is there can be read and flushed, and what is given back used again.
+    assert!(peer.read(65536, 65536).unwrap() == noise(65536, 65536));
+    peer.flush().unwrap();
+    peer.trim(0, MIB).unwrap();
+    peer.write(40 * MIB, &[2; 65536], CommandFlags::FUA).unwrap();
+    assert!(peer.read(40 * MIB, 65536).unwrap() == [2; 65536]);
+    assert!(peer.read(2 * MIB, 65536).unwrap() == noise(2 * MIB, 65536));
+    peer.disconnect();
+}
+
+/// A device named `disk` and one named `other` behind one socket.
+fn beside_another(sandbox: &Sandbox, stack: &str) -> String {
+    let socket = sandbox.path("both.sock");
+    let mut text = format!("[device.disk]\nstack = \"{stack}\"\n[device.other]\nstack = \"ram:16M\"\n");
+    for name in ["disk", "other"] {
+        text += &format!("[[export]]\ndevice = \"{name}\"\nnbd = \"unix:{}\"\n", socket.display());
+    }
+    text
+}
+
+fn a_file_cut_short_fails_where_it_is_missing_only(engine: Engine) {
+    let sandbox = Sandbox::new(engine);
+    let image = sandbox.noise("image", 16 << 20);
+    let server = sandbox.up(&beside_another(&sandbox, &format!("file:{}", image.display())), 2);
+    let mut peer = Peer::connect(&server.socket(), "disk");
+    let mut other = Peer::connect(&server.socket(), "other");
+    peer.read(8 * MIB, 4096).unwrap();
+    std::fs::File::options().write(true).open(&image).unwrap().set_len(4 * MIB).unwrap();
+    assert_eq!(peer.read(8 * MIB, 4096), Err(NbdError::Io));
+    assert_eq!(peer.read(4 * MIB - 4096, 8192), Err(NbdError::Io));
+    assert!(peer.read(2 * MIB, 65536).unwrap() == noise(16 << 20, 16 << 20)[2 << 20..][..65536]);
+    other.write(0, &[1; 4096], CommandFlags::FUA).unwrap();
+    assert_eq!(other.read(0, 4096).unwrap(), [1; 4096]);
+    // A write brings the file back to where it reaches.
+    peer.write(8 * MIB, &[7; 4096], CommandFlags::NONE).unwrap();
+    assert_eq!(peer.read(8 * MIB, 4096).unwrap(), [7; 4096]);
+    assert_eq!(peer.read(12 * MIB, 4096), Err(NbdError::Io));
+    [peer, other].into_iter().for_each(Peer::disconnect);
+}
+
+fn a_device_that_fails_fails_alone(engine: Engine) {
+    let sandbox = Sandbox::new(engine);
+    let mut server = sandbox.up(&beside_another(&sandbox, "error:16M"), 2);
+    let mut peer = Peer::connect(&server.socket(), "disk");
+    let mut other = Peer::connect(&server.socket(), "other");
+    for turn in 0..50 {
+        let offset = turn * 4096;
+        assert_eq!(peer.read(offset, 4096), Err(NbdError::Io));
+        assert_eq!(peer.write(offset, &[1; 4096], CommandFlags::NONE), Err(NbdError::Io));
+        assert_eq!(peer.zero(offset, 4096, CommandFlags::NONE), Err(NbdError::Io));
+        other.write(offset, &[turn as u8; 4096], CommandFlags::NONE).unwrap();
+        assert_eq!(other.read(offset, 4096).unwrap(), [turn as u8; 4096]);
+    }
+    [peer, other].into_iter().for_each(Peer::disconnect);
+    server.terminate_after_failed_flush("disk");
+}
+
+const BLOCK: u64 = 4096;
+const BLOCKS_PER_WRITER: u64 = 512;
+
+/// By block: the version that the server has promised to keep.
+type Promised = HashMap<u64, u64>;
+
+/// What a writer relies on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Trust {
+    /// An answered FUA write is kept.
+    Fua,
+    /// A write answered before a flush was sent is kept once that is answered.
+    Flush,
+    /// An answered write is kept: true when the server ends in its own time.
+    Write,
+}
+
+/// Block `block` in version `version`: 4096 bytes that tell which they are.
+fn content(block: u64, version: u64) -> Vec<u8> {
+    [block.to_le_bytes(), version.to_le_bytes()].concat().into_iter().cycle().take(BLOCK as usize).collect()
+}
+
+/// Writes to blocks of its own, eight requests at a time, until the server is gone.
+fn writer(socket: PathBuf, number: u64, trust: Trust) -> JoinHandle<Promised> {
+    std::thread::spawn(move || {
+        let mut peer = Peer::connect(&socket, "disk");
+        let mut promised = Promised::new();
+        // By cookie: block and version.
+        let mut flying: HashMap<u64, (u64, u64)> = HashMap::new();
+        let mut answered: Promised = Promised::new();
+        let mut version = 0;
+        loop {
+            while flying.len() < 8 {
+                version += 1;
+                let block = number * BLOCKS_PER_WRITER + version * 31 % BLOCKS_PER_WRITER;
+                if flying.values().any(|(flying, _)| *flying == block) {
+                    break;
+                }
+                let flags = if trust == Trust::Fua { CommandFlags::FUA } else { CommandFlags::NONE };
+                let write = Request::write(0, block * BLOCK, BLOCK).with_flags(flags);
+                let Ok(cookie) = peer.try_send(write, &content(block, version)) else { return promised };
+                flying.insert(cookie, (block, version));
+            }
+            let Some(answer) = peer.try_receive() else { return promised };
+            if answer.error == Some(NbdError::Shutdown) {
+                return promised;
+            }
+            assert_eq!(answer.error, None);
+            let (block, written) = flying.remove(&answer.cookie).expect("a write in flight");
+            match trust {
+                Trust::Fua | Trust::Write => _ = promised.insert(block, written),
+                Trust::Flush => _ = answered.insert(block, written),
+            }
+            if trust == Trust::Flush && written % 16 == 0 {
+                let covered = std::mem::take(&mut answered);
+                let Ok(flush) = peer.try_send(Request::new(Command::Flush, 0, 0, 0), &[]) else {
+                    return promised;
+                };
+                // Writes that end meanwhile are not covered.
+                loop {
+                    let Some(answer) = peer.try_receive() else { return promised };
+                    if answer.cookie == flush {
+                        assert_eq!(answer.error, None);
+                        break;
+                    }
+                    let (block, written) = flying.remove(&answer.cookie).expect("a write in flight");
+                    answered.insert(block, written);
+                }
+                promised.extend(covered);
+            }
+        }
+    })
+}
+
+/// Every block holds the promised version or a later one, and no block is torn.
+#[track_caller]
+fn assert_kept(image: &Path, promised: &Promised) {
+    let bytes = std::fs::read(image).unwrap();
+    for (block, version) in promised {
+        let found = &bytes[(block * BLOCK) as usize..][..BLOCK as usize];
+        let kept = u64::from_le_bytes(found[8..16].try_into().unwrap());
+        assert!(kept >= *version, "block {block}: version {version} was promised, {kept} is there");
+        assert!(found == content(*block, kept), "block {block} is torn");
+    }
+}
+
+fn load(
+    sandbox: &Sandbox,
+    trusts: &[Trust],
+) -> (blockyard_tests::server::Server, PathBuf, Vec<JoinHandle<Promised>>) {
+    let image = sandbox.image("image", BLOCK * BLOCKS_PER_WRITER * trusts.len() as u64);
+    let server = sandbox.serve(&format!("file:{}", image.display()), &[]);
+    let writers = trusts
+        .iter()
+        .enumerate()
+        .map(|(number, trust)| writer(server.socket(), number as u64, *trust))
+        .collect();
+    std::thread::sleep(Duration::from_millis(400));
+    (server, image, writers)
+}
+
+fn promises(writers: Vec<JoinHandle<Promised>>) -> Promised {
+    let each = writers.into_iter().map(|writer| writer.join().expect("a writer ends with its server"));
+    let all: Promised = each.flatten().collect();
+    assert!(all.len() > 50, "only {} blocks were promised: that shows little", all.len());
+    all
+}
+
+fn sigkill_loses_nothing_that_was_flushed(engine: Engine) {
+    for _ in 0..3 {
+        let sandbox = Sandbox::new(engine);
+        let trusts = [Trust::Fua, Trust::Flush, Trust::Fua, Trust::Flush];
+        let (mut server, image, writers) = load(&sandbox, &trusts);
+        server.kill();
+        assert_kept(&image, &promises(writers));
+    }
+}
+
+fn sigterm_finishes_what_was_asked_for(engine: Engine) {
+    let sandbox = Sandbox::new(engine);
+    let trusts = [Trust::Write, Trust::Write, Trust::Flush, Trust::Fua];
+    let (mut server, image, writers) = load(&sandbox, &trusts);
+    // Some are idle, or in the middle of something.
+    let idle = Peer::connect(&server.socket(), "disk");
+    let half_open = Raw::connect(&server.socket());
+    let mut stalled = Raw::go(&server.socket(), "disk");
+    stalled.send(&request(0, 1, 1, 0, 65536)[..20]);
+    let start = Instant::now();
+    server.terminate();
+    let took = start.elapsed();
+    assert!(took < Duration::from_secs(5), "it took {took:?} to end");
+    assert_kept(&image, &promises(writers));
+    assert!(!sandbox.path("disk.sock").exists(), "its socket is gone");
+    let left: Vec<_> =
+        std::fs::read_dir(sandbox.run_dir()).unwrap().flatten().map(|entry| entry.path()).collect();
+    assert!(left.is_empty(), "left behind: {left:?}");
+    drop((idle, half_open, stalled));
+}
+
+#[test]
+fn a_second_signal_quits_at_once() {
+    for (signal, status) in [(Signal::TERM, 143), (Signal::INT, 130)] {
+        let sandbox = Sandbox::default();
+        // A request that takes longer than anyone would wait.
+        let mut server = sandbox.serve("null:1G,irqmode=timer,completion=60s", &[]);
+        let mut peer = Peer::connect(&server.socket(), "disk");
+        peer.send(Request::new(Command::Read, 0, 0, 512), &[]);
+        std::thread::sleep(Duration::from_millis(100));
+        server.signal(Signal::TERM);
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(server.is_running(), "the first signal lets requests end");
+        let start = Instant::now();
+        server.signal(signal);
+        assert_eq!(server.wait().code(), Some(status));
+        assert!(start.elapsed() < Duration::from_secs(1));
+    }
+}
+
+fn an_idle_server_uses_no_cpu(engine: Engine) {
+    let sandbox = Sandbox::new(engine);
+    let image = sandbox.image("image", 16 * MIB);
+    let server = sandbox.up(&beside_another(&sandbox, &format!("file:{}", image.display())), 2);
+    let mut clients: Vec<Peer> = ["disk", "other"].map(|name| Peer::connect(&server.socket(), name)).into();
+    for client in &mut clients {
+        client.write(0, &[1; 65536], CommandFlags::FUA).unwrap();
+        client.read(0, 65536).unwrap();
+    }
+    server.settle();
+    let before = server.cpu_ns();
+    std::thread::sleep(Duration::from_secs(1));
+    let used = server.cpu_ns() - before;
+    assert_eq!(used, 0, "nanoseconds of CPU in a second of nothing to do");
+    clients.into_iter().for_each(Peer::disconnect);
+}
+
+#[test]
+fn it_is_ready_within_twenty_milliseconds() {
+    if !is_release() {
+        return skip("this binary is not optimised (./x test has one that is)");
+    }
+    let sandbox = Sandbox::default();
+    let stack = format!("file:{}", sandbox.image("image", 64 * MIB).display());
+    let best = (0..5)
+        .map(|_| {
+            let start = Instant::now();
+            let server = sandbox.serve(&stack, &[]);
+            let took = start.elapsed();
+            drop(server);
+            took
+        })
+        .min()
+        .unwrap();
+    eprintln!("ready after {best:?}, the best of five");
+    assert!(best < Duration::from_millis(20), "ready after {best:?} at best");
+}

@@ -1,0 +1,380 @@
+//! The life of devices on the command line: `add`, `list`, `show`, `del`, `stat`, `up`, `check`, and how each
+//! of them fails.
+
+use blockyard_tests::peer::Peer;
+use blockyard_tests::server::{Sandbox, signal};
+use blockyard_tests::tools::until;
+use proto::nbd::CommandFlags;
+use rustix::process::Signal;
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|why| panic!("{why}: {text}"))
+}
+
+/// Adds a device in the background. Where its NBD socket is.
+#[track_caller]
+fn add(sandbox: &Sandbox, name: &str, stack: &str) -> PathBuf {
+    let socket = sandbox.path(&format!("{name}.nbd"));
+    let export = format!("unix:{}", socket.display());
+    let said = sandbox.run(&["add", stack, "--name", name, "--nbd", &export]).ok();
+    assert_eq!(said, format!("{name} nbd nbd+unix:///{name}?socket={}\n", socket.display()));
+    socket
+}
+
+#[track_caller]
+fn names(sandbox: &Sandbox) -> Vec<String> {
+    let listed = json(&sandbox.run(&["list", "--json"]).ok());
+    let devices = listed.as_array().expect("a list");
+    devices.iter().map(|device| device["name"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+/// What there is in the run directory, once processes that end have ended.
+fn left_behind(sandbox: &Sandbox) -> Vec<String> {
+    let look = || -> Vec<String> {
+        let entries = std::fs::read_dir(sandbox.run_dir()).into_iter().flatten().flatten();
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+    };
+    until(Duration::from_secs(5), || look().is_empty().then_some(()));
+    look()
+}
+
+/// An error as CLI.md has them: `blockyard: WHAT failed: NAME: why (what to do)`.
+#[track_caller]
+fn assert_error(stderr: &str, what: &str, name: &str) {
+    let lines: Vec<&str> = stderr.lines().collect();
+    assert!(!lines.is_empty(), "nothing was said");
+    for line in lines {
+        let start = if name.is_empty() {
+            format!("blockyard: {what} failed: ")
+        } else {
+            format!("blockyard: {what} failed: {name}: ")
+        };
+        assert!(line.starts_with(&start), "{line}");
+        assert!(line.ends_with(')') && line.contains('('), "what is there to do? {line}");
+    }
+}
+
+#[test]
+fn a_device_is_added_listed_shown_and_deleted() {
+    let sandbox = Sandbox::default();
+    let image = sandbox.image("image", 8 << 20);
+    let socket = add(&sandbox, "disk", &format!("file:{}", image.display()));
+    let mut peer = Peer::connect(&socket, "disk");
+    peer.write(0, &[1; 4096], CommandFlags::NONE).unwrap();
+
+    let listed = json(&sandbox.run(&["list", "--json"]).ok());
+    let device = &listed[0];
+    assert_eq!(device["name"], "disk");
+    assert_eq!(device["size"], 8 << 20);
+    assert_eq!(device["read_only"], false);
+    let shown = json(&sandbox.run(&["show", "disk", "--json"]).ok());
+    assert_eq!(shown["pid"], device["pid"]);
+    assert_eq!(shown["exports"][0]["connections"], 1);
+    let engine = shown["queues"][0]["engine"].as_str().expect("it says how it does I/O");
+    assert!(["io_uring", "epoll"].contains(&engine), "{engine}");
+    assert!(shown["limits"]["logical_block_size"].as_u64() >= Some(512), "{shown}");
+    let (list, show) = (sandbox.run(&["list"]).ok(), sandbox.run(&["show", "disk"]).ok());
+    for word in ["disk", "8M", &socket.to_string_lossy()] {
+        assert!(list.contains(word) && show.contains(word), "{word}: {list}{show}");
+    }
+
+    assert_eq!(sandbox.run(&["del", "disk"]).ok(), "");
+    assert!(peer.try_receive().is_none(), "the client is let go");
+    assert_eq!(std::fs::read(&image).unwrap()[..4096], [1; 4096]);
+    assert_eq!(names(&sandbox), Vec::<String>::new());
+    assert!(!socket.exists());
+    assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+    assert_error(&sandbox.run(&["show", "disk"]).failed_with(1), "show", "disk");
+}
+
+#[test]
+fn a_name_is_had_once() {
+    let sandbox = Sandbox::default();
+    let socket = add(&sandbox, "disk", "ram:1M");
+    let other = format!("unix:{}", sandbox.path("other.nbd").display());
+    let refused = sandbox.run(&["add", "ram:2M", "--name", "disk", "--nbd", &other]).failed_with(1);
+    assert_error(&refused, "add", "disk");
+    assert!(refused.contains("--name"), "{refused}");
+    assert!(!sandbox.path("other.nbd").exists());
+    assert_eq!(Peer::connect(&socket, "disk").session.size, 1 << 20);
+    // A name that nobody chose gives way.
+    let derived: Vec<String> = (0..3)
+        .map(|_| sandbox.run(&["add", "ram:1M"]).ok().split(' ').next().unwrap_or_default().to_owned())
+        .collect();
+    let mut all = names(&sandbox);
+    assert_eq!(all.len(), 4, "{all:?}");
+    all.dedup();
+    assert_eq!(all.len(), 4, "{all:?}");
+    assert!(derived.iter().all(|name| name.starts_with("ram") && all.contains(name)), "{derived:?}");
+    sandbox.run(&["del", "--all"]).ok();
+    assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+}
+
+#[test]
+fn all_are_deleted_at_once() {
+    let sandbox = Sandbox::default();
+    let sockets = ["one", "two", "three"].map(|name| add(&sandbox, name, "ram:1M"));
+    assert_eq!(names(&sandbox), ["one", "three", "two"]);
+    assert_eq!(sandbox.run(&["del", "--all"]).ok(), "");
+    assert_eq!(names(&sandbox), Vec::<String>::new());
+    assert!(sockets.iter().all(|socket| !socket.exists()));
+    assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+    // There is nothing more to delete, which is what was asked for.
+    sandbox.run(&["del", "--all"]).ok();
+}
+
+#[test]
+fn what_a_dead_process_left_is_cleared_away() {
+    let sandbox = Sandbox::default();
+    let socket = add(&sandbox, "disk", "ram:1M");
+    add(&sandbox, "other", "ram:1M");
+    let pid = json(&sandbox.run(&["show", "disk", "--json"]).ok())["pid"].as_u64().unwrap() as u32;
+    signal(pid, Signal::KILL);
+    let gone = until(Duration::from_secs(5), || UnixStream::connect(&socket).is_err().then_some(()));
+    assert!(gone.is_some() && socket.exists(), "killed, it leaves its socket behind");
+    assert_eq!(names(&sandbox), ["other"]);
+    assert_error(&sandbox.run(&["show", "disk"]).failed_with(1), "show", "disk");
+    assert_error(&sandbox.run(&["del", "disk"]).failed_with(1), "del", "disk");
+    // Its name and its address are free.
+    let socket = add(&sandbox, "disk", "ram:2M");
+    assert_eq!(Peer::connect(&socket, "disk").session.size, 2 << 20);
+    sandbox.run(&["del", "--all"]).ok();
+    assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+}
+
+#[test]
+fn requests_that_fail_say_why_and_leave_nothing() {
+    let sandbox = Sandbox::default();
+    let missing = format!("file:{}", sandbox.path("missing").display());
+    let nowhere = format!("unix:{}", sandbox.path("no/such/folder/sock").display());
+    for (arguments, what, name) in [
+        (vec!["add", &missing, "--name", "disk"], "add", "disk"),
+        (vec!["serve", &missing, "--name", "disk"], "serve", "disk"),
+        (vec!["add", "ram:1M", "--name", "disk", "--nbd", &nowhere], "add", "disk"),
+        (vec!["serve", "ram:1M", "--name", "disk", "--nbd", &nowhere], "serve", "disk"),
+        (vec!["show", "nobody"], "show", "nobody"),
+        (vec!["del", "nobody"], "del", "nobody"),
+        (vec!["stat", "nobody"], "stat", "nobody"),
+        (vec!["check", "missing.toml"], "check", ""),
+        (vec!["up", "missing.toml"], "up", ""),
+    ] {
+        let outcome = sandbox.run(&arguments);
+        assert_eq!(outcome.stdout, "", "{outcome}");
+        assert_error(&outcome.failed_with(1), what, name);
+    }
+    assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+}
+
+#[test]
+fn bad_usage_is_status_two() {
+    let sandbox = Sandbox::default();
+    for arguments in [
+        &[][..],
+        &["nonsense"],
+        &["serve"],
+        &["serve", "ram:1M", "--nonsense"],
+        &["serve", "ram:1M", "--nbd", "carrier-pigeon:loft"],
+        &["serve", "ram:1M", "--name", "a/b"],
+        &["serve", "ram:1M", "--layer", "nonsense"],
+        &["serve", "ram:1M", "--ublk"],
+        &["serve", "ram:lots"],
+        &["serve", "nonsense:1M"],
+        &["serve", "disk.img"],
+        &["serve", "ram:1M,nonsense=1"],
+        &["serve", "ram:1M", "--tls", "require"],
+        &["add", "file:x,offset=1"],
+        &["del"],
+        &["del", "disk", "--all"],
+        &["show"],
+        &["stat", "disk", "one"],
+        &["check"],
+    ] {
+        let outcome = sandbox.run(arguments);
+        assert_eq!(outcome.stdout, "", "{outcome}");
+        let stderr = outcome.failed_with(2);
+        assert!(!stderr.is_empty() && !stderr.contains("panicked"), "{arguments:?}: {stderr}");
+    }
+    assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+}
+
+#[test]
+fn an_address_in_use_is_refused_and_a_dead_one_taken_over() {
+    let sandbox = Sandbox::default();
+    let mut first = sandbox.serve("ram:1M", &[]);
+    let export = format!("unix:{}", sandbox.path("disk.sock").display());
+    let refused = sandbox.run(&["serve", "ram:1M", "--name", "second", "--nbd", &export]).failed_with(1);
+    assert_error(&refused, "serve", "second");
+    first.check_health("disk");
+    first.kill();
+    assert!(sandbox.path("disk.sock").exists());
+    sandbox.serve("ram:1M", &[]).check_health("disk");
+    // What is no socket is nobody's to remove.
+    let file = sandbox.text("precious", "data");
+    let export = format!("unix:{}", file.display());
+    sandbox.run(&["serve", "ram:1M", "--name", "third", "--nbd", &export]).failed_with(1);
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "data");
+}
+
+#[test]
+fn sigint_and_a_hang_up_end_it_as_sigterm_does() {
+    for each in [Signal::INT, Signal::HUP, Signal::TERM] {
+        let sandbox = Sandbox::default();
+        let image = sandbox.image("image", 1 << 20);
+        let mut server = sandbox.serve(&format!("file:{}", image.display()), &[]);
+        Peer::connect(&server.socket(), "disk").write(0, &[3; 4096], CommandFlags::NONE).unwrap();
+        server.signal(each);
+        assert_eq!(server.wait().code(), Some(0));
+        assert_eq!(std::fs::read(&image).unwrap()[..4096], [3; 4096]);
+        assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn ready_lines_in_json_are_an_object_each() {
+    let sandbox = Sandbox::default();
+    let (one, two) = (sandbox.path("one.sock"), sandbox.path("two.sock"));
+    let exports = [&one, &two].map(|path| format!("unix:{}", path.display()));
+    let arguments =
+        ["serve", "ram:1M", "--name", "disk", "--nbd", &exports[0], "--nbd", &exports[1], "--json"];
+    let server = sandbox.start(&mut sandbox.blockyard(&arguments), 2);
+    for (line, path) in server.ready().iter().zip([one, two]) {
+        let line = json(line);
+        assert_eq!(line["name"], "disk");
+        assert_eq!(line["export"], "nbd");
+        assert_eq!(line["address"], format!("nbd+unix:///disk?socket={}", path.display()));
+        assert_eq!(line["pid"], server.pid());
+    }
+}
+
+#[test]
+fn stat_counts_what_clients_did() {
+    let sandbox = Sandbox::default();
+    let server = sandbox.serve("ram:1M", &[]);
+    let mut peer = Peer::connect(&server.socket(), "disk");
+    for turn in 0..10 {
+        peer.write(turn * 8192, &[1; 8192], CommandFlags::NONE).unwrap();
+    }
+    for turn in 0..5 {
+        peer.read(turn * 4096, 4096).unwrap();
+    }
+    peer.flush().unwrap();
+    peer.trim(0, 4096).unwrap();
+    let stats = json(&http(&sandbox, "/devices/disk/stats"));
+    assert_eq!(stats["operations"]["read"]["ios"], 5);
+    assert_eq!(stats["operations"]["write"]["ios"], 10);
+    assert_eq!(stats["operations"]["write"]["bytes"], 81920);
+    assert_eq!(stats["operations"]["flush"]["ios"], 1);
+    assert_eq!(stats["operations"]["discard"]["ios"], 1);
+    // The kernel's: reads, sectors read, writes, sectors written, discards, flushes.
+    let field = |number: usize| stats["stat"][number].as_u64().unwrap();
+    assert_eq!([field(0), field(2), field(4), field(6), field(11), field(15)], [5, 40, 10, 160, 1, 1]);
+    assert_eq!(stats["in_flight"], 0);
+    let metrics = http(&sandbox, "/metrics");
+    assert!(metrics.lines().any(|line| line.contains("disk") && line.ends_with(" 10")), "{metrics}");
+
+    let text = sandbox.run(&["stat"]).ok();
+    assert!(text.contains("disk") && text.contains("tps"), "{text}");
+    let extended = sandbox.run(&["stat", "-x", "disk", "1", "2"]).ok();
+    for column in ["r/s", "w/s", "r_await", "w_await", "aqu-sz", "%util"] {
+        assert_eq!(extended.matches(column).count(), 2, "{column}: {extended}");
+    }
+    json(&sandbox.run(&["stat", "-x", "disk", "--json"]).ok());
+}
+
+/// What the control socket of `disk` says.
+#[track_caller]
+fn http(sandbox: &Sandbox, path: &str) -> String {
+    let mut stream = UnixStream::connect(sandbox.run_dir().join("disk.control")).expect("a control socket");
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    answer.split_once("\r\n\r\n").expect("a body").1.to_owned()
+}
+
+#[test]
+fn a_topology_is_checked_without_being_served() {
+    let sandbox = Sandbox::default();
+    sandbox.image("disk.img", 1 << 20);
+    let good =
+        "[device.disk]\nstack = \"file:disk.img\"\n[[export]]\ndevice = \"disk\"\nnbd = \"unix:sock\"\n";
+    sandbox.text("good.toml", good);
+    sandbox.run(&["check", "good.toml"]).ok();
+    assert_eq!(json(&sandbox.run(&["check", "good.toml", "--json"]).ok())["ok"], true);
+    assert!(!sandbox.path("sock").exists());
+
+    let bad = "[device.disk]\nstack = \"file:nowhere.img\"\nlayers = [\"nonsense\"]\ncolour = \"red\"\n\
+               [[export]]\ndevice = \"dusk\"\nnbd = \"unix:sock\"\n";
+    sandbox.text("bad.toml", bad);
+    let outcome = sandbox.run(&["check", "bad.toml"]);
+    let stderr = outcome.failed_with(1);
+    // All of it at once, with its place.
+    for line in [3, 4, 6] {
+        assert!(stderr.contains(&format!("bad.toml:{line}:")), "line {line}: {stderr}");
+    }
+    let outcome = sandbox.run(&["check", "bad.toml", "--json"]);
+    assert_eq!(outcome.status.code(), Some(1));
+    let told = json(&outcome.stdout);
+    assert_eq!(told["ok"], false);
+    assert!(told["problems"].as_array().is_some_and(|problems| problems.len() >= 3), "{told}");
+    sandbox.run(&["up", "bad.toml"]).failed_with(1);
+    sandbox.text("missing.toml", "[device.disk]\nstack = \"file:nowhere.img\"\n");
+    let stderr = sandbox.run(&["check", "missing.toml"]).failed_with(1);
+    assert!(stderr.contains("missing.toml:2:"), "{stderr}");
+    sandbox.text("not.toml", "this is not TOML");
+    sandbox.run(&["check", "not.toml"]).failed_with(1);
+    assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+}
+
+#[test]
+fn a_topology_lives_as_long_as_one_of_its_devices() {
+    let sandbox = Sandbox::default();
+    let socket = sandbox.path("all.sock");
+    let mut text = String::new();
+    for name in ["one", "two"] {
+        text += &format!("[device.{name}]\nstack = \"ram:1M\"\n");
+        text += &format!("[[export]]\ndevice = \"{name}\"\nnbd = \"unix:{}\"\n", socket.display());
+    }
+    let mut server = sandbox.up(&text, 2);
+    assert_eq!(names(&sandbox), ["one", "two"]);
+    sandbox.run(&["del", "one"]).ok();
+    assert_eq!(names(&sandbox), ["two"]);
+    server.check_health("two");
+    assert!(Peer::with(&socket, proto::nbd::client::Wish::new("one")).is_err());
+    sandbox.run(&["del", "two"]).ok();
+    assert_eq!(server.wait().code(), Some(0));
+    assert!(!socket.exists());
+    assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+}
+
+#[test]
+fn without_an_export_there_is_a_socket_in_the_run_directory() {
+    let sandbox = Sandbox::default();
+    let said = sandbox.run(&["add", "ram:1M", "--name", "disk"]).ok();
+    let socket = sandbox.run_dir().join("disk.sock");
+    assert_eq!(said, format!("disk nbd nbd+unix:///disk?socket={}\n", socket.display()));
+    assert_eq!(Peer::connect(&socket, "disk").session.size, 1 << 20);
+    sandbox.run(&["del", "disk"]).ok();
+    assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+}
+
+#[test]
+fn manual_and_completions_know_every_command() {
+    let sandbox = Sandbox::default();
+    let man = sandbox.run(&["man"]).ok();
+    let bash = sandbox.run(&["completions", "bash"]).ok();
+    let help = sandbox.run(&["--help"]).ok();
+    for command in ["serve", "add", "up", "check", "list", "show", "del", "stat"] {
+        for text in [&man, &bash, &help] {
+            assert!(text.contains(command), "{command}: {text}");
+        }
+        assert!(sandbox.run(&[command, "--help"]).ok().contains("Usage"));
+    }
+    assert!(sandbox.run(&["--version"]).ok().starts_with("blockyard "));
+}

@@ -1,0 +1,300 @@
+//! TLS with real clients: offered, required, refused; certificates of both sides verified; data unchanged.
+//!
+//! The certificates are made by openssl for each test and live for a day.
+
+use blockyard_tests::peer::Peer;
+use blockyard_tests::raw::{Raw, go_data, option_error};
+use blockyard_tests::server::{Sandbox, Server};
+use blockyard_tests::tools::{Outcome, command, missing, missing_libnbd, python, run};
+use proto::nbd::client::{Failure, TlsWish, Wish};
+use std::path::{Path, PathBuf};
+
+const STARTTLS: u32 = 5;
+const GO: u32 = 7;
+const EXPORT_NAME: u32 = 1;
+
+/// What openssl is to put into certificates.
+const EXTENSIONS: &str = "\
+[req]
+distinguished_name = name
+[name]
+[authority]
+basicConstraints = critical, CA:TRUE
+keyUsage = critical, keyCertSign
+subjectKeyIdentifier = hash
+[server]
+basicConstraints = critical, CA:FALSE
+keyUsage = critical, digitalSignature
+extendedKeyUsage = serverAuth
+subjectAltName = DNS:localhost, IP:127.0.0.1
+[client]
+basicConstraints = critical, CA:FALSE
+keyUsage = critical, digitalSignature
+extendedKeyUsage = clientAuth
+";
+
+/// An authority in `folder`, and certificates for a server and a client, under the names that nbdkit, qemu
+/// and libnbd look for.
+fn certificates(sandbox: &Sandbox, folder: &str) -> PathBuf {
+    let path = sandbox.path(folder);
+    std::fs::create_dir(&path).unwrap();
+    std::fs::write(path.join("openssl.cnf"), EXTENSIONS).unwrap();
+    let openssl = |words: &str| {
+        let mut openssl = command(&["openssl"]);
+        run(openssl.current_dir(&path).args(words.split(' '))).ok();
+    };
+    let key = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes";
+    openssl(&format!(
+        "req -x509 -config openssl.cnf -extensions authority {key} -days 1 -subj /CN=authority \
+         -keyout ca-key.pem -out ca-cert.pem"
+    ));
+    for side in ["server", "client"] {
+        openssl(&format!(
+            "req -new -config openssl.cnf {key} -subj /CN={side} -keyout {side}-key.pem -out {side}.csr"
+        ));
+        openssl(&format!(
+            "x509 -req -in {side}.csr -CA ca-cert.pem -CAkey ca-key.pem -CAcreateserial -days 1 \
+             -extfile openssl.cnf -extensions {side} -out {side}-cert.pem"
+        ));
+    }
+    path
+}
+
+/// The authority's certificate alone: a client that has none of its own.
+fn authority_only(sandbox: &Sandbox, from: &Path) -> PathBuf {
+    let path = sandbox.path("authority-only");
+    std::fs::create_dir(&path).unwrap();
+    std::fs::copy(from.join("ca-cert.pem"), path.join("ca-cert.pem")).unwrap();
+    path
+}
+
+/// On TCP and on a Unix socket.
+fn serve(sandbox: &Sandbox, certificates: &Path, more: &[&str]) -> Server {
+    let unix = format!("unix:{}", sandbox.path("disk.sock").display());
+    let folder = certificates.to_string_lossy();
+    let mut serve = sandbox.blockyard(&["serve", "ram:16M", "--name", "disk", "--nbd", "tcp:127.0.0.1:0"]);
+    serve.args(["--nbd", &unix, "--tls-certificates", &folder]).args(more);
+    sandbox.start(&mut serve, 2)
+}
+
+/// The same address for clients that use TLS, and for those that do not.
+fn with_scheme(uri: &str, scheme: &str) -> String {
+    let rest = uri.split_once(':').expect("a URI").1;
+    let is_unix = uri.split_once(':').is_some_and(|(scheme, _)| scheme.ends_with("+unix"));
+    format!("{scheme}{}:{rest}", if is_unix { "+unix" } else { "" })
+}
+
+fn size_over_tls(uri: &str, certificates: &Path) -> Outcome {
+    let mut uri = with_scheme(uri, "nbds");
+    uri += if uri.contains('?') { "&" } else { "?" };
+    uri += &format!("tls-certificates={}", certificates.display());
+    run(&mut command(&["nbdinfo", "--size", &uri]))
+}
+
+fn size_in_the_clear(uri: &str) -> Outcome {
+    run(&mut command(&["nbdinfo", "--size", &with_scheme(uri, "nbd")]))
+}
+
+#[test]
+fn required_tls_lets_nobody_in_without() {
+    if missing(&["openssl", "nbdinfo"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let folder = certificates(&sandbox, "pki");
+    let server = serve(&sandbox, &folder, &["--tls", "require"]);
+    for number in 0..2 {
+        let uri = server.uri_of(number);
+        assert!(uri.starts_with("nbds"), "{uri}");
+        assert_eq!(size_over_tls(uri, &folder).ok().trim(), "16777216");
+        size_in_the_clear(uri).failed();
+    }
+    let refused = Peer::with(&sandbox.path("disk.sock"), Wish::new("disk")).err();
+    assert!(matches!(refused, Some(Failure::Refused { kind, .. }) if kind == option_error(5)), "{refused:?}");
+    // Nor does it tell anything.
+    let mut raw = Raw::greeted(&sandbox.path("disk.sock"));
+    for option in [3, 6, GO, 8, 9, 10, 11, 77] {
+        raw.option(option, &go_data("disk"));
+        assert_eq!(raw.option_reply().1, option_error(5), "option {option}");
+    }
+    raw.option(EXPORT_NAME, b"disk");
+    raw.expect_closed(0);
+}
+
+#[test]
+fn offered_tls_may_be_used() {
+    if missing(&["openssl", "nbdinfo"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let folder = certificates(&sandbox, "pki");
+    // Certificates alone say as much.
+    for more in [&["--tls", "on"][..], &[]] {
+        let server = serve(&sandbox, &folder, more);
+        for number in 0..2 {
+            let uri = server.uri_of(number);
+            assert!(!uri.starts_with("nbds"), "{uri}");
+            assert_eq!(size_over_tls(uri, &folder).ok().trim(), "16777216");
+            assert_eq!(size_in_the_clear(uri).ok().trim(), "16777216");
+        }
+    }
+}
+
+#[test]
+fn a_server_without_tls_says_so() {
+    if missing(&["openssl", "nbdinfo"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let folder = certificates(&sandbox, "pki");
+    let server = sandbox.serve("ram:16M", &[]);
+    size_over_tls(server.uri(), &folder).failed();
+    let wish = Wish { tls: TlsWish::Always, ..Wish::new("disk") };
+    let refused = Peer::with(&server.socket(), wish).err();
+    assert!(matches!(refused, Some(Failure::NoTls(_))), "{refused:?}");
+}
+
+#[test]
+fn clients_show_a_certificate_where_that_is_asked_for() {
+    if missing(&["openssl", "nbdinfo"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let folder = certificates(&sandbox, "pki");
+    let stranger = certificates(&sandbox, "stranger");
+    // A stranger's certificate, and the authority of ours: so that only the server has a reason to refuse.
+    std::fs::copy(folder.join("ca-cert.pem"), stranger.join("ca-cert.pem")).unwrap();
+    let nobody = authority_only(&sandbox, &folder);
+    let mut server = serve(&sandbox, &folder, &["--tls", "require", "--tls-verify-peer"]);
+    let uri = server.uri().to_owned();
+    assert_eq!(size_over_tls(&uri, &folder).ok().trim(), "16777216");
+    size_over_tls(&uri, &nobody).failed();
+    size_over_tls(&uri, &stranger).failed();
+    assert_eq!(size_over_tls(&uri, &folder).ok().trim(), "16777216");
+    server.terminate();
+    // Without that question a client needs none.
+    let server = serve(&sandbox, &folder, &["--tls", "require"]);
+    assert_eq!(size_over_tls(server.uri(), &nobody).ok().trim(), "16777216");
+}
+
+#[test]
+fn a_client_that_trusts_another_authority_stays_away() {
+    if missing(&["openssl", "nbdinfo"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let folder = certificates(&sandbox, "pki");
+    let other = certificates(&sandbox, "other");
+    let server = serve(&sandbox, &folder, &["--tls", "require"]);
+    size_over_tls(server.uri(), &other).failed();
+    assert_eq!(size_over_tls(server.uri(), &folder).ok().trim(), "16777216");
+}
+
+#[test]
+fn data_goes_through_tls_unchanged() {
+    if missing(&["openssl", "nbdcopy", "qemu-img", "cmp"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let folder = certificates(&sandbox, "pki");
+    let server = serve(&sandbox, &folder, &["--tls", "require"]);
+    let source = sandbox.noise("source", 16 << 20);
+    let (source, copy) = (source.to_string_lossy(), sandbox.path("copy"));
+    let copy = copy.to_string_lossy();
+    let uri = format!("{}?tls-certificates={}", server.uri(), folder.display());
+    run(&mut command(&["nbdcopy", &source, &uri])).ok();
+    run(&mut command(&["nbdcopy", "--connections=4", &uri, &copy])).ok();
+    run(&mut command(&["cmp", &source, &copy])).ok();
+    let address = server.uri().strip_prefix("nbds://").and_then(|rest| rest.split_once('/'));
+    let (host, port) = address.and_then(|(address, _)| address.rsplit_once(':')).expect("host and port");
+    let credentials = format!("tls-creds-x509,id=tls0,endpoint=client,dir={}", folder.display());
+    let options = format!("driver=nbd,host={host},port={port},export=disk,tls-creds=tls0");
+    let compare = ["qemu-img", "compare", "--object", &credentials, "--image-opts"];
+    let source = format!("driver=raw,file.driver=file,file.filename={source}");
+    run(&mut command(&[&compare[..], &[&source, &options]].concat())).ok();
+}
+
+#[test]
+fn libnbd_speaks_all_of_the_protocol_through_tls() {
+    if missing(&["openssl"]) || missing_libnbd() {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let folder = certificates(&sandbox, "pki");
+    let server = serve(&sandbox, &folder, &["--tls", "on"]);
+    let program = "
+def connect(tls):
+    h = nbd.NBD()
+    h.set_tls(tls)
+    h.set_tls_certificates('FOLDER')
+    h.set_uri_allow_tls(tls)
+    h.add_meta_context(nbd.CONTEXT_BASE_ALLOCATION)
+    h.connect_uri(uri)
+    return h
+
+secret, plain = connect(nbd.TLS_REQUIRE), connect(nbd.TLS_DISABLE)
+assert secret.get_tls_negotiated() and not plain.get_tls_negotiated()
+assert secret.get_structured_replies_negotiated()
+one = bytes(i * 13 & 255 for i in range(1 << 20))
+secret.pwrite(one, 1 << 20, nbd.CMD_FLAG_FUA)
+assert plain.pread(1 << 20, 1 << 20) == one
+plain.zero(4096, 1 << 20)
+plain.flush()
+assert secret.pread(8192, 1 << 20) == bytes(4096) + one[4096:8192]
+assert extents(secret, 16 << 20, 0)[0] == (1 << 20, nbd.STATE_HOLE | nbd.STATE_ZERO)
+assert secret.pread(16 << 20, 0) == plain.pread(16 << 20, 0)
+secret.set_strict_mode(0)
+fails(errno.ENOSPC, secret.pwrite, bytes(512), 16 << 20)
+secret.shutdown()
+plain.shutdown()
+";
+    python(server.uri(), &program.replace("FOLDER", &folder.to_string_lossy()));
+}
+
+#[test]
+fn bad_handshakes_end_alone() {
+    if missing(&["openssl", "nbdinfo"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let folder = certificates(&sandbox, "pki");
+    let server = serve(&sandbox, &folder, &["--tls", "require"]);
+    let socket = sandbox.path("disk.sock");
+    let starttls = || {
+        let mut raw = Raw::greeted(&socket);
+        raw.option(STARTTLS, &[]);
+        assert_eq!(raw.option_reply(), (STARTTLS, 1, Vec::new()));
+        raw
+    };
+    // Half-way, and never further.
+    let half_way: Vec<Raw> = (0..50).map(|_| starttls()).collect();
+    for garbage in [&[0; 600][..], b"GET / HTTP/1.1\r\n\r\n", &[0x16, 3, 1, 0xff, 0xff, 1]] {
+        let mut raw = starttls();
+        raw.send(garbage);
+        raw.stream.shutdown(std::net::Shutdown::Write).ok();
+        raw.expect_closed(4096);
+    }
+    // STARTTLS has no data; and what follows it in the clear is not taken for the client's.
+    let mut raw = Raw::greeted(&socket);
+    raw.option(STARTTLS, b"x");
+    assert_eq!(raw.option_reply().1, option_error(3));
+    let mut early = blockyard_tests::raw::option_bytes(STARTTLS, &[]);
+    early.extend(blockyard_tests::raw::option_bytes(GO, &go_data("disk")));
+    raw.send(&early);
+    raw.expect_closed(4096);
+    assert_eq!(size_over_tls(server.uri(), &folder).ok().trim(), "16777216");
+    drop(half_way);
+}
+
+#[test]
+fn certificates_that_are_not_there_are_named() {
+    let sandbox = Sandbox::default();
+    std::fs::create_dir(sandbox.path("empty")).unwrap();
+    let serve =
+        ["serve", "ram:1M", "--name", "disk", "--nbd", "tcp:127.0.0.1:0", "--tls-certificates", "empty"];
+    let stderr = sandbox.run(&serve).failed_with(1);
+    assert!(
+        stderr.starts_with("blockyard: serve failed: disk: ") && stderr.contains("server-cert.pem"),
+        "{stderr}"
+    );
+}
