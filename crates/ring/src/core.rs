@@ -26,7 +26,13 @@ pub(crate) struct Core {
     pub(crate) spin: Spin,
     /// How many operations and sends were started: the time by which removed memory is kept.
     pub(crate) started: u64,
+    /// When memory goes back to the system, unless more is freed by then. `None`: there is none to give.
+    trim_at: Option<Nanos>,
 }
+
+/// How long after the last large block was freed such blocks go back to the system: long against the pauses
+/// of a client that works, so that their pages are not faulted in again and again.
+const TRIM_AFTER_NS: u64 = 100_000_000;
 
 impl Core {
     pub(crate) fn new(config: &RingConfig) -> io::Result<Core> {
@@ -43,6 +49,7 @@ impl Core {
             now: sys::now(),
             spin: Spin::new(config.poll_us),
             started: 0,
+            trim_at: None,
         })
     }
 
@@ -80,9 +87,26 @@ impl Core {
 
     /// How long a sleep may last: `None` for as long as it takes. Looks at the clock if there is a timer.
     pub(crate) fn sleep_max(&mut self) -> Option<u64> {
-        let next = self.timers.next()?;
+        let next = self.timers.next().into_iter().chain(self.trim_at).min()?;
         self.now = sys::now();
         Some(next.since(self.now))
+    }
+
+    /// The ring is about to sleep: not for long if there is memory to give back.
+    #[inline]
+    pub(crate) fn before_sleep(&mut self) {
+        if self.memory.freed_large() {
+            self.trim_at = Some(sys::now().after(TRIM_AFTER_NS));
+        }
+    }
+
+    /// The ring has slept. When no large block was in use for long, give their memory back.
+    #[inline]
+    pub(crate) fn after_sleep(&mut self) {
+        if self.trim_at.is_some_and(|at| sys::now() >= at) {
+            self.trim_at = None;
+            self.memory.trim();
+        }
     }
 }
 

@@ -87,6 +87,8 @@ struct Pool {
     filled: u32,
     /// Something was freed since blocks were last joined.
     loose: bool,
+    /// A block was freed that is large enough to go back to the system, and nobody has asked.
+    loose_large: bool,
 }
 
 impl Pool {
@@ -267,6 +269,7 @@ impl Memory {
         }
         let pool = if slot.fixed.is_some() { &mut self.registered } else { &mut self.general };
         pool.loose = true;
+        pool.loose_large |= class >= TRIM_CLASS;
         pool.push(class, Block { region: segment.region.0, offset: segment.offset as u32, clean: false });
     }
 
@@ -274,6 +277,12 @@ impl Memory {
     pub(crate) fn serve_registered(&mut self, region: Region) {
         let class = class_of(REGISTERED as u32);
         self.registered.push(class, Block { region: region.0, offset: 0, clean: true });
+    }
+
+    /// Whether a large block was freed since this was last asked.
+    #[inline]
+    pub(crate) fn freed_large(&mut self) -> bool {
+        std::mem::take(&mut self.general.loose_large)
     }
 
     /// Join free blocks, and give large ones back to the system.

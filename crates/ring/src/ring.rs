@@ -101,7 +101,8 @@ impl KernelRing {
     }
 
     /// Hand over what was asked for, wait if `wait` says so and nothing is there to be handed out yet, and
-    /// take what has ended. It may return with nothing. With io_uring this is one system call, or none.
+    /// take what has ended. It may return with nothing. With io_uring this is one system call, or none. Once
+    /// no large block has been freed for a tenth of a second, free ones go back to the system.
     ///
     /// # Errors
     /// The kernel refused the call itself. The ring is of no use after that.
@@ -110,13 +111,19 @@ impl KernelRing {
         let core = &mut *self.core;
         core.expire_timers();
         let wait = wait == Wait::UntilEvent && core.events.is_empty();
+        if wait {
+            core.before_sleep();
+        }
         match &mut *self.engine {
             Engine::Uring(uring) => uring.turn(core, wait)?,
             Engine::Epoll(epoll) => epoll.turn(core, wait)?,
         }
-        if wait && core.timers.next().is_some() {
-            core.now = sys::now();
-            core.expire_timers();
+        if wait {
+            core.after_sleep();
+            if core.timers.next().is_some() {
+                core.now = sys::now();
+                core.expire_timers();
+            }
         }
         if core.memory.has_grave() {
             let oldest = match &mut *self.engine {
@@ -191,11 +198,6 @@ impl KernelRing {
             Engine::Uring(uring) => uring.register_memory(&mut self.core),
             Engine::Epoll(_) => Ok(()),
         }
-    }
-
-    /// Give memory that is not in use back to the system. For quiet times.
-    pub fn trim(&mut self) {
-        self.core.memory.trim();
     }
 
     /// Copy bytes between two segments of our own memory of one length; they may overlap.

@@ -231,3 +231,19 @@ fn descriptors_are_let_go_of() {
         assert_eq!(std::io::Read::read(&mut &theirs, &mut byte).unwrap(), 0, "descriptor {number}");
     });
 }
+
+#[test]
+fn large_free_blocks_go_back_to_the_system_once_the_ring_is_idle() {
+    on_both(RingConfig::default(), |mut ring| {
+        let (large, small) = (filled(&mut ring, 1 << 20, |_| 7), filled(&mut ring, 4096, |_| 7));
+        let kept = filled(&mut ring, 1 << 20, |_| 7);
+        let start = Instant::now();
+        ring.free(large);
+        assert_eq!(within(&mut ring, Duration::from_millis(20)), None);
+        let (pause, byte) = (start.elapsed(), ring.bytes(large)[0]);
+        assert!(byte == 7 || pause >= Duration::from_millis(100), "a pause of {pause:?} is not idleness");
+        assert_eq!(within(&mut ring, Duration::from_millis(300)), None);
+        assert!(ring.bytes(large).iter().all(|byte| *byte == 0), "given back, pages come again as zeroes");
+        assert!(ring.bytes(small).iter().chain(ring.bytes(kept)).all(|byte| *byte == 7));
+    });
+}
