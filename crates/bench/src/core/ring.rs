@@ -9,15 +9,40 @@ pub(super) const BUFFERS: Region = Region(0);
 /// What reads of a null device are lent; nobody looks at it.
 pub(super) const ZEROES: Region = Region(1);
 
+/// Memory that begins on a page, as a ring's regions do; each page is touched.
+pub(super) struct Pages {
+    memory: Vec<u8>,
+    start: usize,
+}
+
+impl Pages {
+    pub(super) fn new(len: usize) -> Pages {
+        const PAGE: usize = 4096;
+        let memory = vec![1; len + PAGE];
+        let start = memory.as_ptr().align_offset(PAGE);
+        Pages { memory, start }
+    }
+
+    #[inline]
+    pub(super) fn get(&self, at: usize, len: usize) -> &[u8] {
+        &self.memory[self.start + at..][..len]
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, at: usize, len: usize) -> &mut [u8] {
+        &mut self.memory[self.start + at..][..len]
+    }
+}
+
 pub(super) struct BenchRing {
     origin: Instant,
     now: Nanos,
-    memory: Vec<u8>,
+    memory: Pages,
 }
 
 impl BenchRing {
     pub(super) fn new(memory: usize) -> BenchRing {
-        BenchRing { origin: Instant::now(), now: Nanos(0), memory: vec![1; memory] }
+        BenchRing { origin: Instant::now(), now: Nanos(0), memory: Pages::new(memory) }
     }
 
     /// Look at the clock, as a reactor does once a turn.
@@ -44,13 +69,13 @@ impl Ring for BenchRing {
     #[inline]
     fn bytes(&self, segment: Segment) -> &[u8] {
         debug_assert_eq!(segment.region, BUFFERS);
-        &self.memory[segment.offset as usize..][..segment.len as usize]
+        self.memory.get(segment.offset as usize, segment.len as usize)
     }
 
     #[inline]
     fn bytes_mut(&mut self, segment: Segment) -> &mut [u8] {
         debug_assert_eq!(segment.region, BUFFERS);
-        &mut self.memory[segment.offset as usize..][..segment.len as usize]
+        self.memory.get_mut(segment.offset as usize, segment.len as usize)
     }
 
     fn try_now(&mut self, _: FileId, _: FileOp, _: &[Segment], _: Patience) -> Option<i64> {
