@@ -469,6 +469,11 @@ impl<R: Ring> Queue<R> {
                         let io = Cookie { tag, generation: slot.generation };
                         self.nodes[cx.node.index()].end_io(io, &mut slot.req, status, &mut cx)
                     } else {
+                        if self.ended.len() == self.ended.capacity() {
+                            // More ended in one turn than there are tags: pieces of requests that are cut.
+                            self.stats.count(&self.ended, cx.now());
+                            self.ended.clear();
+                        }
                         let status = slot.end(status, &mut self.ended);
                         let Some(parent) = slot.parent.take() else {
                             self.in_flight -= 1;

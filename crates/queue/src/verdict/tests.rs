@@ -419,13 +419,15 @@ fn two_layers_with_one_child_each_do_not_deadlock() {
 }
 
 #[test]
-fn many_more_pieces_than_children_do_not_grow_the_list() {
+fn many_more_pieces_than_children_grow_nothing() {
     let disk = Disk::answering(&[OK]);
     let mut bench = over_one(Fan::new(1, 4096, ChildKind::Piece), 2, &disk);
-    let room = bench.queue.common.spawned.capacity();
+    let room = |queue: &Queue<TestRing>| (queue.common.spawned.capacity(), queue.ended.capacity());
+    let before = room(&bench.queue);
     bench.submit();
     assert_eq!((bench.statuses(), disk.seen().len()), (vec![Status::Ok], 4096));
-    assert_eq!(bench.queue.common.spawned.capacity(), room);
+    assert_eq!(room(&bench.queue), before);
+    assert_eq!(bench.writes(), 4096);
 }
 
 /// Starts children for what it holds only at the end of the batch.
