@@ -17,6 +17,8 @@ pub(crate) fn add(args: &ServeArgs) -> Result<ExitCode, Failure> {
     let topology = plan::topology("add", args)?;
     let name = topology.devices[0].name.to_string();
     let fail = |why: std::io::Error| Failure::new("add", &name, why);
+    // What whoever called us has open is not for a process that outlives the call: a pipe would never end.
+    close_fds::set_fds_cloexec(3, &[]);
     let program = std::env::current_exe().map_err(fail)?;
     let mut child = Command::new(program)
         .arg("serve")

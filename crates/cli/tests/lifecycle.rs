@@ -193,3 +193,20 @@ fn curl_reads_devices_and_metrics() {
         .collect();
     assert!(counts.len() > 20 && counts.is_sorted() && counts.last() == Some(&10), "{counts:?}");
 }
+
+#[test]
+fn what_the_caller_has_open_is_not_kept_open() {
+    let sandbox = Sandbox::new();
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    // The shell passes the pipe on as descriptor 9, which nobody asked us to keep.
+    let script = format!("exec 9>&1 >/dev/null; exec {} add ram:1M", env!("CARGO_BIN_EXE_blockyard"));
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", &script]).env("BLOCKYARD_RUN", sandbox.run("")).stdout(writer);
+    assert!(command.status().unwrap().success());
+    drop(command);
+    let mut rest = Vec::new();
+    let ended = std::thread::spawn(move || std::io::Read::read_to_end(&mut reader, &mut rest).map(|_| rest));
+    wait_for("the pipe's end", || ended.is_finished().then_some(()));
+    assert_eq!(ended.join().unwrap().unwrap(), b"");
+    assert_eq!(listed(&sandbox).len(), 1);
+}
