@@ -205,10 +205,30 @@ fn a_file_is_created_sparse_and_of_its_size() {
     let metadata = path.metadata().unwrap();
     assert_eq!(metadata.len(), 5 << 30);
     assert!(metadata.blocks() * 512 <= MIB, "{} sectors are allocated", metadata.blocks());
-    // What there is already is not created, and not changed.
-    let refused = sandbox.run(&["serve", &stack, "--nbd", "tcp:127.0.0.1:0"]).failed_with(1);
-    assert!(refused.contains("exist"), "{refused}");
+    // What is there already, and of that size, is served as it is; of another, not touched.
+    let server = sandbox.serve(&stack, &[]);
+    let mut peer = Peer::connect(&server.socket(), "disk");
+    assert_eq!(peer.read((5 << 30) - 512, 512).unwrap(), [1; 512]);
+    drop((peer, server));
+    let other = format!("file:{},size=6G,create", path.display());
+    let refused = sandbox.run(&["serve", &other, "--nbd", "tcp:127.0.0.1:0"]).failed_with(1);
+    assert!(refused.contains("5G, not 6G"), "{refused}");
     assert_eq!(path.metadata().unwrap().len(), 5 << 30);
+}
+
+#[test]
+fn zeroes_keep_their_room_when_they_are_told_to() {
+    let sandbox = Sandbox::default();
+    let image = sandbox.image("image", 8 * MIB);
+    let server = sandbox.serve(&format!("file:{}", image.display()), &[]);
+    let mut peer = Peer::connect(&server.socket(), "disk");
+    let allocated = || image.metadata().unwrap().blocks() * 512;
+    peer.write(0, &noise(1, MIB as usize), CommandFlags::FUA).unwrap();
+    peer.zero(0, 4 * MIB, CommandFlags::NO_HOLE.with(CommandFlags::FUA)).unwrap();
+    assert!(allocated() >= 4 * MIB, "{} bytes are allocated", allocated());
+    peer.zero(0, 4 * MIB, CommandFlags::FUA).unwrap();
+    assert!(allocated() < MIB, "{} bytes are allocated", allocated());
+    assert_eq!(peer.read(0, 4 * MIB).unwrap(), vec![0; 4 << 20]);
 }
 
 #[test]
