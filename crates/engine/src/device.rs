@@ -296,6 +296,11 @@ impl Device {
             Source::File(file) => {
                 let id = ring.add_file(Arc::new(file.descriptor()?))?;
                 held.file = Some(id);
+                if file.shared().facts().direct.is_some()
+                    && let Err(error) = ring.register_memory()
+                {
+                    tracing::info!(%error, "direct I/O goes without registered memory");
+                }
                 stack.backend(Box::new(file.node(id)));
             }
             Source::Ram(ram) => {

@@ -45,6 +45,45 @@ pub(super) struct Gate {
     writes: AtomicU32,
 }
 
+/// The syncs of a file: one at a time, for all its queues.
+///
+/// The kernel reports a lost write to one sync of an open file only. Of two that run together the other
+/// would succeed, and its flush be answered, although what it was for is gone. So a flush waits while a sync
+/// runs; one that begins after the flush came serves it, whoever began it, as in the kernel's own flush
+/// machinery. The number is even while none runs and grows by one at each beginning and each end.
+#[derive(Default, Debug)]
+pub(super) struct Syncs(AtomicU64);
+
+impl Syncs {
+    /// What the number has to reach for a sync that begins from now on to have ended.
+    pub(super) fn promise(&self) -> u64 {
+        let now = self.0.load(Ordering::SeqCst);
+        now + if now.is_multiple_of(2) { 2 } else { 3 }
+    }
+
+    /// Whether it has.
+    pub(super) fn is_kept(&self, promise: u64) -> bool {
+        self.0.load(Ordering::SeqCst) >= promise
+    }
+
+    /// Begin one, unless one runs.
+    pub(super) fn begin(&self) -> bool {
+        let now = self.0.load(Ordering::SeqCst);
+        now.is_multiple_of(2)
+            && self.0.compare_exchange(now, now + 1, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// The one that runs is over, and told of if it failed.
+    pub(super) fn end(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The one that was begun never ran.
+    pub(super) fn withdraw(&self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// The shared part that nodes see.
 ///
 /// A direct write that covers part of a block reads the block, changes it and writes it back. Meanwhile no
@@ -55,6 +94,7 @@ pub struct Shared {
     pub(super) facts: Facts,
     /// A flush failed: what was written may be lost, and the kernel will not say so twice.
     flush_failed: AtomicBool,
+    pub(super) syncs: Syncs,
     /// The file system does not punch holes.
     pub(super) no_punch: AtomicBool,
     /// The file system does not zero ranges.
@@ -70,6 +110,7 @@ impl Shared {
         Arc::new(Shared {
             facts,
             flush_failed: AtomicBool::new(false),
+            syncs: Syncs::default(),
             no_punch: AtomicBool::new(false),
             no_zero_range: AtomicBool::new(false),
             exclusive: AtomicU64::new(0),
@@ -149,6 +190,21 @@ pub(super) enum Claim {
 mod tests {
     use super::*;
     use crate::file::tests::buffered_facts;
+
+    #[test]
+    fn a_flush_is_served_by_a_sync_that_begins_after_it_and_by_no_other() {
+        let syncs = Syncs::default();
+        let first = syncs.promise();
+        assert!(syncs.begin() && !syncs.begin(), "one at a time");
+        let second = syncs.promise();
+        syncs.end();
+        assert!(syncs.is_kept(first) && !syncs.is_kept(second), "it had begun before the second came");
+        assert!(syncs.begin());
+        syncs.withdraw();
+        assert!(!syncs.is_kept(second) && syncs.begin());
+        syncs.end();
+        assert!(syncs.is_kept(second));
+    }
 
     #[test]
     fn a_rewrite_waits_for_writes_of_all_queues_and_holds_off_new_ones() {

@@ -25,6 +25,8 @@ pub(super) enum Phase {
     Allocate(i32),
     /// The last thing: everything so far, onto stable storage.
     Sync,
+    /// The same, once the sync of another request is over.
+    AwaitSync,
     /// Nothing: a turn of the loop passes.
     Pause,
     /// A hint of which the end does not matter.
@@ -48,6 +50,8 @@ pub(super) struct Slot {
     /// The window, in bytes of the device, and how much of it is done.
     pub(super) window: (u64, u64),
     pub(super) window_done: u64,
+    /// Which sync will serve it: see [`Syncs`](super::facts::Syncs).
+    promise: u64,
 }
 
 impl Slot {
@@ -60,6 +64,7 @@ impl Slot {
         bounce: Segment::EMPTY,
         window: (0, 0),
         window_done: 0,
+        promise: 0,
     };
 
     /// Write zeroes is done by writing them.
@@ -75,6 +80,8 @@ impl Slot {
 
 /// Zeroes for write zeroes where nothing better works: bytes a piece.
 pub(super) const ZEROES_LEN: u32 = 256 << 10;
+/// How often a flush looks whether the sync of another is over.
+const SYNC_LOOK_NS: u64 = 50_000;
 /// Pieces of them done in place before other requests get their turn.
 const ZERO_PIECES: u32 = 16;
 
@@ -263,7 +270,26 @@ impl FileNode {
         if facts.memory || facts.read_only {
             return Verdict::Up(Status::Ok);
         }
-        self.start(io, Phase::Sync, FileOp::Sync, Data::NONE, 0, cx)
+        self.slot(io).promise = self.shared.syncs.promise();
+        self.sync(io, cx)
+    }
+
+    /// Sync, unless another request's sync has done it or is under way.
+    fn sync<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
+        let promise = self.slot(io).promise;
+        if self.shared.syncs.is_kept(promise) {
+            return self.stored();
+        }
+        if !self.shared.syncs.begin() {
+            self.slot(io).phase = Phase::AwaitSync;
+            cx.timer(io, cx.now().after(SYNC_LOOK_NS));
+            return Verdict::Held;
+        }
+        let verdict = self.start(io, Phase::Sync, FileOp::Sync, Data::NONE, 0, cx);
+        if verdict == Verdict::Busy {
+            self.shared.syncs.withdraw();
+        }
+        verdict
     }
 
     /// All of it is done: see to it that it stays, if that was asked for.
@@ -385,7 +411,13 @@ impl<R: Ring> Node<R> for FileNode {
             Phase::Pause => self.transfer(io, req, cx),
             Phase::WindowRead | Phase::WindowWrite => self.window_moved(io, req, result, cx),
             Phase::Allocate(mode) => self.cleared(io, req, mode, result, cx),
-            Phase::Sync => self.synced(result),
+            Phase::Sync => {
+                let verdict = self.synced(result);
+                self.shared.syncs.end();
+                verdict
+            }
+            Phase::AwaitSync if result < 0 => Verdict::Up(Status::IoError),
+            Phase::AwaitSync => self.sync(io, cx),
             Phase::Hint => Verdict::Up(Status::Ok),
         };
         self.settle(io, verdict, cx)
