@@ -52,6 +52,8 @@ pub(super) struct Slot {
     pub(super) window_done: u64,
     /// Which sync will serve it: see [`Syncs`](super::facts::Syncs).
     promise: u64,
+    /// How long it waits before it looks again.
+    look_ns: u64,
 }
 
 impl Slot {
@@ -65,6 +67,7 @@ impl Slot {
         window: (0, 0),
         window_done: 0,
         promise: 0,
+        look_ns: 0,
     };
 
     /// Write zeroes is done by writing them.
@@ -80,8 +83,10 @@ impl Slot {
 
 /// Zeroes for write zeroes where nothing better works: bytes a piece.
 pub(super) const ZEROES_LEN: u32 = 256 << 10;
-/// How often a flush looks whether the sync of another is over.
-const SYNC_LOOK_NS: u64 = 50_000;
+/// How long a flush waits before it looks whether the sync of another is over: twice as long each time, so
+/// that a slow disk is not waited for with many looks, nor a fast one for long.
+const SYNC_LOOK_NS_MIN: u64 = 50_000;
+const SYNC_LOOK_NS_MAX: u64 = 10_000_000;
 /// Pieces of them done in place before other requests get their turn.
 const ZERO_PIECES: u32 = 16;
 
@@ -270,7 +275,9 @@ impl FileNode {
         if facts.memory || facts.read_only {
             return Verdict::Up(Status::Ok);
         }
-        self.slot(io).promise = self.shared.syncs.promise();
+        let promise = self.shared.syncs.promise();
+        let slot = self.slot(io);
+        (slot.promise, slot.look_ns) = (promise, SYNC_LOOK_NS_MIN);
         self.sync(io, cx)
     }
 
@@ -281,8 +288,11 @@ impl FileNode {
             return self.stored();
         }
         if !self.shared.syncs.begin() {
-            self.slot(io).phase = Phase::AwaitSync;
-            cx.timer(io, cx.now().after(SYNC_LOOK_NS));
+            let slot = self.slot(io);
+            slot.phase = Phase::AwaitSync;
+            let at = cx.now().after(slot.look_ns);
+            slot.look_ns = (2 * slot.look_ns).min(SYNC_LOOK_NS_MAX);
+            cx.timer(io, at);
             return Verdict::Held;
         }
         let verdict = self.start(io, Phase::Sync, FileOp::Sync, Data::NONE, 0, cx);
