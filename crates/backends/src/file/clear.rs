@@ -6,7 +6,7 @@
 use super::node::{FileNode, Phase, ZEROES_LEN};
 use block::{Cookie, Data, Flags, Op, Request, Status};
 use queue::{Cx, FileOp, Patience, Ring, Verdict};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 
 const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
@@ -58,7 +58,10 @@ impl FileNode {
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
         match i32::try_from(-result).unwrap_or(libc::EIO) {
-            0 => self.make_durable(io, req, cx),
+            0 => {
+                self.shared.cleared.fetch_add(1, Release);
+                self.make_durable(io, req, cx)
+            }
             libc::EOPNOTSUPP | libc::ENOSYS => {
                 match mode {
                     PUNCH => self.shared.no_punch.store(true, Relaxed),

@@ -99,6 +99,8 @@ pub struct Shared {
     pub(super) no_punch: AtomicBool,
     /// The file system does not zero ranges.
     pub(super) no_zero_range: AtomicBool,
+    /// Discards and write zeroes that `fallocate` did: what was known to be data before may be a hole.
+    pub(super) cleared: AtomicU64,
     /// Who rewrites a block: its key; 0: nobody.
     exclusive: AtomicU64,
     gates: Mutex<Vec<Arc<Gate>>>,
@@ -113,6 +115,7 @@ impl Shared {
             syncs: Syncs::default(),
             no_punch: AtomicBool::new(false),
             no_zero_range: AtomicBool::new(false),
+            cleared: AtomicU64::new(0),
             exclusive: AtomicU64::new(0),
             gates: Mutex::default(),
         })

@@ -5,6 +5,7 @@
 //! it had taken is given back in one place, `settle`; after `Busy` it starts from the beginning, which is
 //! harmless as all that was done of it can be done again.
 
+use super::extents::KnownData;
 use super::facts::{Gate, Shared};
 use super::pace::Pace;
 use crate::pieces::fill_zeroes;
@@ -96,6 +97,7 @@ pub struct FileNode {
     pub(super) shared: Arc<Shared>,
     pub(super) file: FileId,
     pub(super) slots: Box<[Slot]>,
+    pub(super) known: KnownData,
     gate: Arc<Gate>,
     gate_number: u32,
     pace: Pace,
@@ -105,7 +107,15 @@ impl FileNode {
     /// A node on a file with these facts, which the queue's ring knows as `file`.
     pub fn new(shared: Arc<Shared>, file: FileId) -> FileNode {
         let (gate, gate_number) = shared.add_gate();
-        FileNode { shared, file, slots: Box::default(), gate, gate_number, pace: Pace::NEW }
+        FileNode {
+            shared,
+            file,
+            slots: Box::default(),
+            known: KnownData::NONE,
+            gate,
+            gate_number,
+            pace: Pace::NEW,
+        }
     }
 
     pub(super) fn slot(&mut self, io: Cookie) -> &mut Slot {

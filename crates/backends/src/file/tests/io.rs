@@ -233,6 +233,43 @@ fn sparse_parts_show_as_holes() {
     assert_eq!(device.extents(0, 1 << 20, 16), [data(1 << 20)], "a block device cannot tell");
 }
 
+fn looks(disk: &Harness) -> usize {
+    disk.ring.asked.iter().filter(|asked| matches!(asked.op, FileOp::Seek { .. })).count()
+}
+
+#[test]
+fn data_that_is_known_is_not_looked_for_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("full.img");
+    std::fs::write(&path, vec![1; 1 << 20]).unwrap();
+    let (_, mut disk) = with_facts(&path, buffered_facts());
+    let data = |len| block::Extent { len: Bytes(len), hole: false, zero: false };
+    assert_eq!(disk.extents(0, 4096, 16), [data(4096)]);
+    let first = looks(&disk);
+    for offset in [4096, 65536, (1 << 20) - 4096] {
+        assert_eq!(disk.extents(offset, 4096, 16), [data(4096)]);
+    }
+    assert_eq!(looks(&disk), first);
+}
+
+#[test]
+fn data_that_another_queue_discards_is_known_no_longer() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("full.img");
+    std::fs::write(&path, vec![1; 1 << 20]).unwrap();
+    let (shared, mut disk) = with_facts(&path, buffered_facts());
+    let mut other = Harness::with_files(
+        Box::new(FileNode::new(shared, FileId(0))),
+        vec![std::fs::File::options().read(true).write(true).open(&path).unwrap()],
+    );
+    let data = |len| block::Extent { len: Bytes(len), hole: false, zero: false };
+    assert_eq!(disk.extents(0, 1 << 20, 16), [data(1 << 20)]);
+    assert_eq!(other.bare(Op::Discard, 65536, 65536), Status::Ok);
+    let hole = block::Extent { len: Bytes(65536), hole: true, zero: true };
+    assert_eq!(disk.extents(0, 262_144, 16), [data(65536), hole, data(131_072)]);
+    assert!(disk.extents(65536, 4096, 16)[0].hole);
+}
+
 #[test]
 fn a_durable_write_that_met_a_failing_flush_does_not_succeed() {
     let (_dir, path) = image();
