@@ -40,6 +40,7 @@ const READS: libc::c_int = libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET;
 impl Epoll {
     pub(crate) fn add_socket(&mut self, fd: OwnedFd, owner: u32) -> io::Result<SocketId> {
         let epoll = &self.fd;
+        sys::widen_unix_socket(fd.as_raw_fd());
         self.sockets.add(|id| {
             control(epoll, libc::EPOLL_CTL_ADD, fd.as_raw_fd(), READS, id.0.into())?;
             Ok(Socket {

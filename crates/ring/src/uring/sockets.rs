@@ -54,6 +54,7 @@ impl Uring {
     pub(crate) fn add_socket(&mut self, fd: OwnedFd, owner: u32) -> io::Result<SocketId> {
         // The kernel waits for us; a non-blocking socket would make it answer EAGAIN.
         sys::set_nonblocking(fd.as_raw_fd(), false)?;
+        sys::widen_unix_socket(fd.as_raw_fd());
         let (fixed, ring) = (&mut self.fixed, &self.ring);
         self.sockets.add(|_| {
             let fixed = fixed.add(ring, fd.as_raw_fd());
