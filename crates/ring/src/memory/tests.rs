@@ -1,0 +1,107 @@
+//! What the arena and its regions promise.
+
+use super::*;
+
+fn place(segment: Segment) -> (Region, u64) {
+    (segment.region, segment.offset)
+}
+
+#[test]
+fn sizes_are_rounded_up_to_powers_of_two() {
+    for (len, class) in [(0, 0), (1, 0), (512, 0), (513, 1), (4096, 3), (4097, 4), (32 << 20, 16)] {
+        assert_eq!(class_of(len), class, "{len}");
+    }
+}
+
+#[test]
+fn blocks_are_aligned_and_apart() {
+    let mut memory = Memory::new(1 << 30);
+    let mut taken = Vec::new();
+    for round in 0..200u32 {
+        let len = 1 << (round % 15 + 8);
+        let segment = memory.allocate(len).unwrap();
+        let size = u64::from(len.max(512));
+        assert_eq!((segment.len, segment.offset % size.min(4096)), (len, 0));
+        for &(region, start, end) in &taken {
+            assert!(region != segment.region || end <= segment.offset || segment.offset + size <= start);
+        }
+        taken.push((segment.region, segment.offset, segment.offset + size));
+        memory.bytes_mut(segment).fill(round as u8);
+    }
+}
+
+#[test]
+fn what_is_freed_is_joined_before_more_is_mapped() {
+    let mut memory = Memory::new(CHUNK as u64);
+    let all: Vec<_> = std::iter::from_fn(|| memory.allocate(64 << 10)).collect();
+    assert_eq!(all.len(), CHUNK >> 16);
+    assert_eq!(memory.allocate(1), None);
+    all.into_iter().for_each(|segment| memory.free(segment));
+    let whole = memory.allocate(CHUNK as u32).unwrap();
+    assert_eq!(place(whole), (whole.region, 0));
+    assert_eq!(memory.allocate(CHUNK as u32 + 1), None);
+}
+
+#[test]
+fn what_was_freed_last_is_handed_out_first() {
+    let mut memory = Memory::new(CHUNK as u64);
+    let (first, second) = (memory.allocate(4096).unwrap(), memory.allocate(4096).unwrap());
+    memory.free(first);
+    memory.free(second);
+    assert_eq!(place(memory.allocate(3000).unwrap()), place(second));
+    assert_eq!(place(memory.allocate(4096).unwrap()), place(first));
+}
+
+#[test]
+fn trimming_gives_large_blocks_back_as_zeroes() {
+    let mut memory = Memory::new(CHUNK as u64);
+    let segment = memory.allocate(1 << 20).unwrap();
+    let kept = memory.allocate(512).unwrap();
+    memory.bytes_mut(segment).fill(7);
+    memory.bytes_mut(kept).fill(8);
+    memory.free(segment);
+    memory.trim();
+    assert!(memory.bytes(segment).iter().all(|byte| *byte == 0));
+    assert!(memory.bytes(kept).iter().all(|byte| *byte == 8));
+}
+
+#[test]
+#[should_panic(expected = "does not lie")]
+fn a_segment_past_its_region_is_refused() {
+    let mut memory = Memory::new(CHUNK as u64);
+    let segment = memory.allocate(512).unwrap();
+    memory.bytes(Segment { offset: CHUNK as u64 - 1, ..segment });
+}
+
+fn lent(len: usize) -> (ForeignMemory, std::sync::Weak<Vec<u8>>) {
+    let keep = Arc::new(vec![0u8; len + 4096]);
+    let weak = Arc::downgrade(&keep);
+    let start = keep.as_ptr().addr().next_multiple_of(4096) - keep.as_ptr().addr();
+    let base = NonNull::new(keep.as_ptr().wrapping_add(start).cast_mut()).unwrap();
+    // SAFETY: the range lies in `keep`, and nobody looks at it.
+    (unsafe { ForeignMemory::new(base, len, keep) }, weak)
+}
+
+#[test]
+#[should_panic(expected = "does not lie")]
+fn foreign_memory_is_not_shown() {
+    let mut memory = Memory::new(0);
+    let region = memory.add_foreign(lent(8192).0).unwrap();
+    let segment = Segment { offset: 4096, len: 4096, region };
+    assert!(!memory.pointer(segment).is_null());
+    memory.bytes(segment);
+}
+
+#[test]
+fn removed_memory_lives_until_older_operations_are_over() {
+    let mut memory = Memory::new(0);
+    let (first, weak) = lent(4096);
+    let region = memory.add_foreign(first).unwrap();
+    memory.remove_foreign(region, 10);
+    memory.bury(10);
+    assert!(weak.upgrade().is_some());
+    assert_ne!(memory.add_foreign(lent(4096).0).unwrap(), region);
+    memory.bury(11);
+    assert!(weak.upgrade().is_none());
+    assert_eq!(memory.add_foreign(lent(4096).0).unwrap(), region);
+}
