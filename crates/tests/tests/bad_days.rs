@@ -5,11 +5,13 @@ use blockyard_tests::on_both_engines;
 use blockyard_tests::peer::Peer;
 use blockyard_tests::raw::{Raw, request};
 use blockyard_tests::server::{Engine, Sandbox, is_release, noise, private_mounts};
-use blockyard_tests::tools::skip;
+use blockyard_tests::tools::{PATIENCE, skip, until};
 use proto::nbd::{Command, CommandFlags, NbdError, Request};
 use rustix::process::Signal;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -134,7 +136,7 @@ fn content(block: u64, version: u64) -> Vec<u8> {
 }
 
 /// Writes to blocks of its own, eight requests at a time, until the server is gone.
-fn writer(socket: PathBuf, number: u64, trust: Trust) -> JoinHandle<Promised> {
+fn writer(socket: PathBuf, number: u64, trust: Trust, kept: Arc<AtomicU64>) -> JoinHandle<Promised> {
     std::thread::spawn(move || {
         let mut peer = Peer::connect(&socket, "disk");
         let mut promised = Promised::new();
@@ -161,7 +163,10 @@ fn writer(socket: PathBuf, number: u64, trust: Trust) -> JoinHandle<Promised> {
             assert_eq!(answer.error, None);
             let (block, written) = flying.remove(&answer.cookie).expect("a write in flight");
             match trust {
-                Trust::Fua | Trust::Write => _ = promised.insert(block, written),
+                Trust::Fua | Trust::Write => {
+                    promised.insert(block, written);
+                    kept.fetch_add(1, Relaxed);
+                }
                 Trust::Flush => _ = answered.insert(block, written),
             }
             if trust == Trust::Flush && written % 16 == 0 {
@@ -179,6 +184,7 @@ fn writer(socket: PathBuf, number: u64, trust: Trust) -> JoinHandle<Promised> {
                     let (block, written) = flying.remove(&answer.cookie).expect("a write in flight");
                     answered.insert(block, written);
                 }
+                kept.fetch_add(covered.len() as u64, Relaxed);
                 promised.extend(covered);
             }
         }
@@ -203,12 +209,14 @@ fn load(
 ) -> (blockyard_tests::server::Server, PathBuf, Vec<JoinHandle<Promised>>) {
     let image = sandbox.image("image", BLOCK * BLOCKS_PER_WRITER * trusts.len() as u64);
     let server = sandbox.serve(&format!("file:{}", image.display()), &[]);
+    let kept = Arc::new(AtomicU64::new(0));
     let writers = trusts
         .iter()
         .enumerate()
-        .map(|(number, trust)| writer(server.socket(), number as u64, *trust))
+        .map(|(number, trust)| writer(server.socket(), number as u64, *trust, kept.clone()))
         .collect();
-    std::thread::sleep(Duration::from_millis(400));
+    // In the middle of it, however slow the disk is.
+    until(PATIENCE, || (kept.load(Relaxed) > 300).then_some(()));
     (server, image, writers)
 }
 
@@ -248,6 +256,23 @@ fn sigterm_finishes_what_was_asked_for(engine: Engine) {
         std::fs::read_dir(sandbox.run_dir()).unwrap().flatten().map(|entry| entry.path()).collect();
     assert!(left.is_empty(), "left behind: {left:?}");
     drop((idle, half_open, stalled));
+}
+
+/// It could not know what became of its requests; the server cuts it off in the end.
+#[test]
+fn sigterm_does_not_wait_for_ever_on_a_client_that_never_reads() {
+    let sandbox = Sandbox::default();
+    let image = sandbox.noise("image", 32 << 20);
+    let mut server = sandbox.serve(&format!("file:{}", image.display()), &[]);
+    Peer::connect(&server.socket(), "disk").write(0, &[5; 4096], CommandFlags::NONE).unwrap();
+    let mut raw = Raw::go(&server.socket(), "disk");
+    let reads: Vec<u8> = (0..30).flat_map(|cookie| request(0, 0, cookie, cookie * MIB, 1 << 20)).collect();
+    raw.send(&reads);
+    std::thread::sleep(Duration::from_millis(100));
+    let start = Instant::now();
+    server.terminate();
+    assert!(start.elapsed() < Duration::from_secs(15), "it took {:?}", start.elapsed());
+    assert_eq!(std::fs::read(&image).unwrap()[..4096], [5; 4096]);
 }
 
 #[test]

@@ -5,7 +5,7 @@
 
 use blockyard_tests::on_both_engines;
 use blockyard_tests::server::{Engine, Sandbox, Server};
-use blockyard_tests::tools::{command, missing, run, run_within, skip};
+use blockyard_tests::tools::{command, missing, missing_libnbd, run, run_within, skip};
 use serde_json::Value;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -121,6 +121,20 @@ fn nbdinfo_maps_holes_and_data() {
             [(0, MIB, Value::from(3)), (MIB, MIB, Value::from(0)), (2 * MIB, 2 * MIB, Value::from(3))];
         assert_eq!(found, wanted, "{stack}");
     }
+}
+
+#[test]
+fn nbdsh_runs_a_script() {
+    if missing(&["nbdsh"]) || missing_libnbd() {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let server = sandbox.serve("ram:1M", &[]);
+    let script = "h.pwrite(b'hello', 4096); h.flush(); print(h.get_size(), h.pread(5, 4096).decode())";
+    // It takes the first python3 there is, which need not be the system's.
+    let mut nbdsh = command(&["nbdsh", "-u", server.uri(), "-c", script]);
+    let said = run(nbdsh.env("PATH", "/usr/bin:/bin")).ok();
+    assert_eq!(said.trim(), "1048576 hello");
 }
 
 fn copy_in_and_out(sandbox: &Sandbox, server: &Server) {

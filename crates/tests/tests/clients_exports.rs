@@ -9,7 +9,7 @@ use proto::nbd::{CommandFlags, NbdError};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixListener;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 const MIB: u64 = 1 << 20;
 
@@ -127,7 +127,15 @@ fn one_device_is_shown_at_two_addresses() {
     assert_ne!(server.uri_of(0), server.uri_of(1));
 }
 
-/// Started as a service manager would: a listening socket as descriptor 3, and `LISTEN_FDS`.
+/// `server` started as a service manager would: a listening socket, here its standard input, as descriptor
+/// 3, and `LISTEN_FDS`.
+fn activated(sandbox: &Sandbox, server: &Command) -> Command {
+    let script = "exec 3<&0 </dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$@\"";
+    let mut shell = sandbox.command("/bin/sh");
+    shell.args(["-c", script, "sh"]).arg(server.get_program()).args(server.get_args());
+    shell
+}
+
 #[test]
 fn a_socket_of_the_service_manager_is_served() {
     let sandbox = Sandbox::default();
@@ -138,16 +146,28 @@ fn a_socket_of_the_service_manager_is_served() {
         let path = path.clone();
         move || Peer::connect(&path, "disk").read(0, 512)
     });
-    let script = "exec 3<&0 </dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$@\"";
-    let serve = sandbox.blockyard(&["serve", "ram:1M", "--name", "disk"]);
-    let mut shell = sandbox.command("/bin/sh");
-    shell.args(["-c", script, "sh"]).arg(serve.get_program()).args(serve.get_args());
+    let mut shell = activated(&sandbox, &sandbox.blockyard(&["serve", "ram:1M", "--name", "disk"]));
     let mut server = sandbox.start_with(&mut shell, Stdio::from(std::os::fd::OwnedFd::from(listener)), 1);
     assert_eq!(server.socket(), path);
     assert_eq!(early.join().unwrap(), Ok(vec![0; 512]));
     server.check_health("disk");
     server.terminate();
     assert!(path.exists(), "the socket belongs to the service manager");
+}
+
+/// The same with a topology, and TCP.
+#[test]
+fn a_topology_takes_the_service_managers_socket() {
+    let sandbox = Sandbox::default();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let file = sandbox.text("topology.toml", "[device.disk]\nstack = \"ram:1M\"\n");
+    let mut shell = activated(&sandbox, &sandbox.blockyard(&["up", &file.to_string_lossy()]));
+    let server = sandbox.start_with(&mut shell, Stdio::from(std::os::fd::OwnedFd::from(listener)), 1);
+    assert_eq!(server.uri(), format!("nbd://127.0.0.1:{port}/disk"));
+    if !missing(&["nbdinfo"]) {
+        assert_eq!(run(&mut command(&["nbdinfo", "--size", server.uri()])).ok().trim(), MIB.to_string());
+    }
 }
 
 #[test]

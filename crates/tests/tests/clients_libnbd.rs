@@ -2,7 +2,9 @@
 
 use blockyard_tests::on_both_engines;
 use blockyard_tests::server::{Engine, Sandbox};
-use blockyard_tests::tools::{missing_libnbd, python};
+use blockyard_tests::tools::{missing_libnbd, python, skip};
+use rustix::fs::OFlags;
+use std::os::unix::fs::OpenOptionsExt;
 
 on_both_engines!(
     requests_do_what_they_say_in_each_style,
@@ -12,8 +14,15 @@ on_both_engines!(
 );
 
 /// A stack of each kind that keeps data, of 16 MiB.
-fn stacks(sandbox: &Sandbox) -> [String; 2] {
-    [format!("file:{}", sandbox.image("image", 16 << 20).display()), "ram:16M".into()]
+fn stacks(sandbox: &Sandbox) -> Vec<String> {
+    let mut stacks = vec![format!("file:{}", sandbox.image("image", 16 << 20).display()), "ram:16M".into()];
+    let direct = sandbox.image("direct", 16 << 20);
+    let flags = OFlags::DIRECT.bits() as i32;
+    match std::fs::File::options().read(true).custom_flags(flags).open(&direct) {
+        Ok(_) => stacks.push(format!("file:{},direct=on", direct.display())),
+        Err(why) => skip(format_args!("no direct I/O in /tmp: {why}; that part is left out")),
+    }
+    stacks
 }
 
 fn on_each(engine: Engine, program: &str) {
