@@ -325,8 +325,9 @@ impl Device {
         }
         // A layer that splits fills parts of one buffer, which lent memory is not.
         let lends = self.source.lends() && self.layer_limits.is_empty();
+        let in_place = matches!(&self.source, Source::File(file) if file.shared().facts().direct.is_none());
         let sparse = matches!(self.source, Source::File(_) | Source::Ram(_) | Source::Zero(..));
-        Ok(Mounted { stack, facts: DeviceFacts { lends, sparse }, held })
+        Ok(Mounted { stack, facts: DeviceFacts { lends, in_place, sparse }, held })
     }
 
     pub(crate) fn add_lane(&self, reactor: usize, stats: Arc<QueueStats>) -> Arc<Lane> {

@@ -14,6 +14,10 @@ pub const UNANSWERED_MAX: u32 = 256;
 /// that one can be read while another is written.
 pub const HELD_MAX: u64 = 64 << 20;
 
+/// The same for reads that are done in place: more would leave the processor's cache before it is sent.
+/// 1 MiB reads of a file in memory cost 1.5 times as much with 16 of them read before the first is sent.
+pub(super) const READ_AHEAD_MAX: u64 = 1 << 20;
+
 /// What the next bytes from the client are.
 #[derive(Debug)]
 pub(super) enum Input {
@@ -115,9 +119,10 @@ impl Connection {
         }
     }
 
-    /// Whether another request that moves `len` bytes may be taken in. One always may.
-    pub(super) fn has_room(&self, len: u64) -> bool {
-        self.owed.replies == 0 || (self.owed.replies < UNANSWERED_MAX && self.owed.bytes + len <= HELD_MAX)
+    /// Whether another request that moves `len` bytes may be taken in, when those that were may come to
+    /// `held_max` with it. One always may.
+    pub(super) fn has_room(&self, len: u64, held_max: u64) -> bool {
+        self.owed.replies == 0 || (self.owed.replies < UNANSWERED_MAX && self.owed.bytes + len <= held_max)
     }
 
     /// Whether nothing of it is under way any more.

@@ -4,7 +4,7 @@
 //! of the connection's, filled while there was no room). Either way [`Front::consume`] walks over them
 //! until they are used up or the next request has to wait.
 
-use super::connection::{Input, Receiving};
+use super::connection::{HELD_MAX, Input, READ_AHEAD_MAX, Receiving};
 use super::outbox::Owed;
 use super::{Front, Memory, Pdu, Stage, Turn};
 use block::{Bytes, Extent, Flags, Op, Request as BlockRequest, Segment};
@@ -232,8 +232,11 @@ impl Front {
         chunk: Option<Chunk>,
         turn: &mut Turn<'_>,
     ) -> Result<u32, Wait> {
-        let Some(connection) = self.connection_mut(index) else { return Ok(0) };
-        if !connection.has_room(owed_for(&request).bytes) {
+        let Some(connection) = self.connections[index as usize].as_mut() else { return Ok(0) };
+        let lane = self.lanes[usize::from(connection.queue.0)].as_ref();
+        let in_place = lane.is_some_and(|lane| lane.facts.in_place);
+        let held_max = if in_place && request.command == Command::Read { READ_AHEAD_MAX } else { HELD_MAX };
+        if !connection.has_room(owed_for(&request).bytes, held_max) {
             return Err(Wait::Room);
         }
         let order = match server::check(&connection.session, &request) {

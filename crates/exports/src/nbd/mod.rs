@@ -33,6 +33,8 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 pub struct DeviceFacts {
     /// A read answers with memory of the device itself, so none need be brought.
     pub lends: bool,
+    /// A read is done while it is submitted, into memory of ours.
+    pub in_place: bool,
     /// It knows holes: large structured reads ask for them.
     pub sparse: bool,
 }
