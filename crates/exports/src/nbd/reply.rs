@@ -27,7 +27,7 @@ impl Front {
             Data::Run { .. } => Segment::EMPTY,
         };
         let step = match pdu.stage {
-            Stage::Map if status.is_ok() => self.mapped(index, &pdu, lends, turn),
+            Stage::Map => self.mapped(index, &pdu, status, lends, turn),
             _ => Step::Reply,
         };
         match step {
@@ -67,12 +67,15 @@ impl Front {
         }
     }
 
-    /// The extents under a large read are known: read it, unless it is one hole.
-    fn mapped(&mut self, index: u32, pdu: &Pdu, lends: bool, turn: &mut Turn<'_>) -> Step {
+    /// The extents under a large read are known: read it, unless it is one hole. When they could not be
+    /// found out, all of it is data.
+    fn mapped(&mut self, index: u32, pdu: &Pdu, status: Status, lends: bool, turn: &mut Turn<'_>) -> Step {
         let Memory::Own(extents) = pdu.memory else { return Step::Reply };
         let len = pdu.request.len;
-        let first = records(turn.ring.bytes(extents)).next();
-        if first.is_none_or(|extent| extent.zero && extent.len.0 >= len) && first.is_some() {
+        if !status.is_ok() {
+            turn.ring.bytes_mut(extents).fill(0);
+        }
+        if is_one_hole(turn.ring.bytes(extents), len) {
             return Step::Reply;
         }
         if self.connection(index).is_none_or(|c| c.closed) {
@@ -111,6 +114,8 @@ impl Front {
         let outbox = &mut connection.outbox;
         let style = connection.session.style;
         let mut header = [0; MAX_FIXED];
+        // What became of asking for extents is not what becomes of the read.
+        let status = if matches!(pdu.stage, Stage::Map) { Status::Ok } else { status };
         let error = error_of(status, request.flags);
         match (request.command, pdu.stage, error) {
             (Command::Read, Stage::Only, None) => {
@@ -119,7 +124,7 @@ impl Front {
                 outbox.push(&header[..at], Some(data.slice(0, len)), ring)?;
             }
             (Command::Read, Stage::Map, None) => match pdu.memory {
-                Memory::Own(extents) if records(ring.bytes(extents)).next().is_some_and(|e| e.zero) => {
+                Memory::Own(extents) if is_one_hole(ring.bytes(extents), request.len) => {
                     let at = style.put_hole(&mut header, request, request.offset, request.len as u32, true);
                     outbox.push(&header[..at], None, ring)?;
                 }
@@ -199,6 +204,11 @@ fn records(bytes: &[u8]) -> impl Iterator<Item = Extent> + '_ {
     bytes.chunks_exact(Extent::RECORD_LEN).map_while(Extent::from_record)
 }
 
+/// Whether the first extent says that all of `len` bytes are zeroes.
+fn is_one_hole(extents: &[u8], len: u64) -> bool {
+    records(extents).next().is_some_and(|extent| extent.zero && extent.len.0 >= len)
+}
+
 /// Cut a read of `len` bytes into (offset, length, hole): neighbours alike are one, and what no record
 /// tells of is data.
 fn pieces_of(extents: &[u8], len: u32, pieces: &mut [(u32, u32, bool); PIECES_MAX]) -> usize {
@@ -237,6 +247,14 @@ mod tests {
         let mut pieces = [(0, 0, false); PIECES_MAX];
         let count = pieces_of(&bytes_of(extents), len, &mut pieces);
         pieces[..count].to_vec()
+    }
+
+    #[test]
+    fn a_hole_that_ends_early_is_not_all_of_a_read() {
+        assert!(is_one_hole(&bytes_of(&[(8192, true)]), 8192));
+        assert!(!is_one_hole(&bytes_of(&[(4096, true), (4096, false)]), 8192));
+        assert!(!is_one_hole(&bytes_of(&[(8192, false)]), 8192));
+        assert!(!is_one_hole(&bytes_of(&[]), 8192));
     }
 
     #[test]
