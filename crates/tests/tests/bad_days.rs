@@ -136,9 +136,8 @@ fn content(block: u64, version: u64) -> Vec<u8> {
 }
 
 /// Writes to blocks of its own, eight requests at a time, until the server is gone.
-fn writer(socket: PathBuf, number: u64, trust: Trust, kept: Arc<AtomicU64>) -> JoinHandle<Promised> {
+fn writer(mut peer: Peer, number: u64, trust: Trust, kept: Arc<AtomicU64>) -> JoinHandle<Promised> {
     std::thread::spawn(move || {
-        let mut peer = Peer::connect(&socket, "disk");
         let mut promised = Promised::new();
         // By cookie: block and version.
         let mut flying: HashMap<u64, (u64, u64)> = HashMap::new();
@@ -210,11 +209,11 @@ fn load(
     let image = sandbox.image("image", BLOCK * BLOCKS_PER_WRITER * trusts.len() as u64);
     let server = sandbox.serve(&format!("file:{}", image.display()), &[]);
     let kept = Arc::new(AtomicU64::new(0));
-    let writers = trusts
-        .iter()
-        .enumerate()
-        .map(|(number, trust)| writer(server.socket(), number as u64, *trust, kept.clone()))
-        .collect();
+    // All are let in before the first of them may bring the end about.
+    let peers: Vec<Peer> = trusts.iter().map(|_| Peer::connect(&server.socket(), "disk")).collect();
+    let writers = peers.into_iter().zip(trusts).enumerate();
+    let writers = writers.map(|(number, (peer, trust))| writer(peer, number as u64, *trust, kept.clone()));
+    let writers = writers.collect();
     // In the middle of it, however slow the disk is.
     until(PATIENCE, || (kept.load(Relaxed) > 300).then_some(()));
     (server, image, writers)
