@@ -50,6 +50,8 @@ pub(super) struct Setup {
     pub(super) can_refuse: bool,
     /// Memory comes in whole sectors.
     pub(super) even_memory: bool,
+    /// A node that tries again many times is in the stack.
+    patient: bool,
 }
 
 impl Setup {
@@ -76,6 +78,7 @@ impl Setup {
             can_fail: false,
             can_refuse: false,
             even_memory: false,
+            patient: false,
         };
         setup.faults = random_faults(rng, setup.timeout_ns.is_some());
         if setup.forgets_sync_errors {
@@ -89,6 +92,13 @@ impl Setup {
             setup.pieces = true;
         }
         setup
+    }
+
+    /// How often a node tries again. One of a stack may be patient: two above each other would try 40,000
+    /// times where nothing gets through, which looks like a request that never ends.
+    fn retries(&mut self, rng: &mut Rng) -> u32 {
+        let times = *rng.pick(&[1, 2, 3, 200]);
+        if times > 3 && std::mem::replace(&mut self.patient, true) { 3 } else { times }
     }
 
     /// A random stack whose device is at least `len` long, `above` nodes below the top.
@@ -106,7 +116,7 @@ impl Setup {
                 let most = *rng.pick(&[30, 100, 100, 900]);
                 Part::Flaky { chance: rng.between(5, most) as u32, below: below(self, rng, len) }
             }
-            3 => Part::Retry { times: *rng.pick(&[1, 2, 3, 200]), below: below(self, rng, len) },
+            3 => Part::Retry { times: self.retries(rng), below: below(self, rng, len) },
             4 => {
                 let by = Bytes(rng.between(0, 64) << 9);
                 Part::Shift { by, below: below(self, rng, len + by) }

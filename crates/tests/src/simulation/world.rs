@@ -8,8 +8,8 @@ use queue::{Done, Owner, Queue, QueueConfig, QueueId, Queues, Ring as _};
 use sim::{Faults, Model, Rng, SECTOR_LEN, SimRing, Tracer};
 
 /// Turns that one run may take without a request ending, before it counts as stuck. A jammed stack of
-/// full rings needs a few dozen.
-const PATIENCE: u32 = 20_000;
+/// full rings needs a few dozen; one that tries 200 times, piece by piece, some ten thousand.
+const PATIENCE: u32 = 100_000;
 /// Requests of one run, unless the scenario says otherwise.
 const REQUESTS: u64 = 300;
 
