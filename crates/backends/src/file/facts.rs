@@ -50,7 +50,8 @@ pub(super) struct Gate {
 /// The kernel reports a lost write to one sync of an open file only. Of two that run together the other
 /// would succeed, and its flush be answered, although what it was for is gone. So a flush waits while a sync
 /// runs; one that begins after the flush came serves it, whoever began it, as in the kernel's own flush
-/// machinery. The number is even while none runs and grows by one at each beginning and each end.
+/// machinery. The number is even while none runs and grows by one at each beginning and each success; what did
+/// not succeed takes it back.
 #[derive(Default, Debug)]
 pub(super) struct Syncs(AtomicU64);
 
@@ -73,12 +74,12 @@ impl Syncs {
             && self.0.compare_exchange(now, now + 1, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// The one that runs is over, and told of if it failed.
+    /// The one that runs has succeeded.
     pub(super) fn end(&self) {
         self.0.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The one that was begun never ran.
+    /// The one that was begun has not: it keeps no promise. If it failed, that was told before.
     pub(super) fn withdraw(&self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
@@ -204,7 +205,7 @@ mod tests {
         assert!(syncs.is_kept(first) && !syncs.is_kept(second), "it had begun before the second came");
         assert!(syncs.begin());
         syncs.withdraw();
-        assert!(!syncs.is_kept(second) && syncs.begin());
+        assert!(!syncs.is_kept(second) && syncs.begin(), "what was cancelled serves nobody");
         syncs.end();
         assert!(syncs.is_kept(second));
     }

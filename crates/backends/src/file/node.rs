@@ -433,7 +433,11 @@ impl<R: Ring> Node<R> for FileNode {
             Phase::Allocate(mode) => self.cleared(io, req, mode, result, cx),
             Phase::Sync => {
                 let verdict = self.synced(result);
-                self.shared.syncs.end();
+                match result {
+                    0 => self.shared.syncs.end(),
+                    // Nobody else is served by what was cancelled, interrupted or failed.
+                    _ => self.shared.syncs.withdraw(),
+                }
                 verdict
             }
             Phase::AwaitSync if result < 0 => Verdict::Up(Status::IoError),
