@@ -6,7 +6,7 @@ use crate::device::{Device, DeviceConfig, DeviceError};
 use crate::listen::Listening;
 use crate::nbd::{Listener, NameTaken, Tls, TlsError};
 use crate::reactor::{Adoption, Reactor};
-use crate::spec::{DeviceName, NbdAddress, TlsSpec};
+use crate::spec::{NbdAddress, TlsSpec};
 use ring::{EngineInfo, RingConfig};
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -302,9 +302,4 @@ fn listen_error(address: &NbdAddress, source: io::Error) -> HostError {
         _ => "",
     };
     HostError::Listen { address: address.clone(), hint, source }
-}
-
-/// A name for a device that none of this process has.
-pub fn free_name(wanted: &DeviceName, host: &Host) -> DeviceName {
-    wanted.unique(|name| host.device(name).is_some())
 }
