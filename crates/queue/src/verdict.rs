@@ -118,6 +118,57 @@ struct Slot {
     expired: u8,
 }
 
+impl Slot {
+    const FREE: Slot = Slot {
+        req: Request::flush(),
+        start: Nanos(0),
+        parent: None,
+        generation: 0,
+        owner: Owner(0),
+        path: [NodeId::TOP; DEPTH_MAX],
+        depth: 0,
+        state: State::Free,
+        counted: false,
+        replaced: false,
+        expired: 0,
+    };
+}
+
+/// A stack's nodes, attached, and what a queue needs for them.
+struct Built<R: Ring> {
+    nodes: Box<[Box<dyn Node<R>>]>,
+    leaf: Box<[bool]>,
+    /// Child tags of each node.
+    spare: Box<[Vec<Tag>]>,
+    /// Tags in all: the front-end's, then those of children.
+    tags: usize,
+}
+
+impl<R: Ring> Built<R> {
+    fn new(stack: Stack<R>, depth: u16) -> Result<Built<R>, StackError> {
+        let count = stack.nodes.len();
+        if count == 0 || count > 255 {
+            return Err(StackError::NodeCount(count));
+        }
+        let tags = usize::from(depth) + stack.nodes.iter().map(|n| usize::from(n.1)).sum::<usize>();
+        if tags > 1 << 16 {
+            return Err(StackError::Tags(tags));
+        }
+        let mut next_child = depth;
+        let (mut nodes, mut spare, mut leaf) = (Vec::new(), Vec::new(), Vec::new());
+        for (number, (mut node, children, is_leaf)) in stack.nodes.into_iter().enumerate() {
+            node.attach(NodeId(number as u8), tags);
+            nodes.push(node);
+            leaf.push(is_leaf);
+            // Wraps at most where nothing is left to number.
+            let end = next_child.wrapping_add(children);
+            spare.push((0..children).rev().map(|child| Tag(next_child + child)).collect());
+            next_child = end;
+        }
+        Ok(Built { nodes: nodes.into(), leaf: leaf.into(), spare: spare.into(), tags })
+    }
+}
+
 /// One hardware queue.
 pub struct Queue<R: Ring> {
     slots: Box<[Slot]>,
@@ -144,44 +195,15 @@ impl<R: Ring> Queue<R> {
     /// # Errors
     /// [`StackError`] when the numbers do not fit.
     pub fn new(config: QueueConfig, stack: Stack<R>) -> Result<Self, StackError> {
-        let count = stack.nodes.len();
-        if count == 0 || count > 255 {
-            return Err(StackError::NodeCount(count));
-        }
-        let tags = usize::from(config.depth) + stack.nodes.iter().map(|n| usize::from(n.1)).sum::<usize>();
-        if tags > 1 << 16 {
-            return Err(StackError::Tags(tags));
-        }
-        let slot = Slot {
-            req: Request::flush(),
-            start: Nanos(0),
-            parent: None,
-            generation: 0,
-            owner: Owner(0),
-            path: [NodeId::TOP; DEPTH_MAX],
-            depth: 0,
-            state: State::Free,
-            counted: false,
-            replaced: false,
-            expired: 0,
-        };
-        let mut next_child = config.depth;
-        let (mut nodes, mut spare, mut leaf) = (Vec::new(), Vec::new(), Vec::new());
-        for (number, (mut node, children, is_leaf)) in stack.nodes.into_iter().enumerate() {
-            node.attach(NodeId(number as u8), tags);
-            nodes.push(node);
-            leaf.push(is_leaf);
-            spare.push((next_child..next_child + children).rev().map(Tag).collect());
-            next_child += children;
-        }
+        let Built { nodes, leaf, spare, tags } = Built::new(stack, config.depth)?;
         Ok(Queue {
-            slots: vec![slot; tags].into(),
-            nodes: nodes.into(),
-            leaf: leaf.into(),
+            slots: vec![Slot::FREE; tags].into(),
+            nodes,
+            leaf,
             common: Common {
                 queue: config.id,
                 segments: vec![Segment::EMPTY; tags * usize::from(config.segments_per_tag)].into(),
-                spare: spare.into(),
+                spare,
                 spawned: VecDeque::with_capacity(tags),
                 probe: None,
             },
@@ -361,6 +383,38 @@ impl<R: Ring> Queue<R> {
     /// Nothing is under way in the stack: it may be swapped, flushed or dropped.
     pub fn is_drained(&self) -> bool {
         self.in_flight == self.waiting.len()
+    }
+
+    /// Put another stack in the place of the one there is, which comes back. Requests that were held back
+    /// stay, under their tags and with their data, and will enter the new one; counters go on.
+    ///
+    /// # Errors
+    /// [`StackError`] when the numbers do not fit: nothing has changed.
+    ///
+    /// # Panics
+    /// When the queue is not frozen and drained: a node would lose what it holds.
+    pub fn replace(&mut self, stack: Stack<R>) -> Result<Stack<R>, StackError> {
+        assert!(self.frozen && self.is_drained(), "a stack is replaced only while nothing moves in it");
+        let Built { nodes, leaf, spare, tags } = Built::new(stack, self.depth)?;
+        let children = |spare: &[Vec<Tag>]| spare.iter().map(|tags| tags.len() as u16).collect::<Vec<_>>();
+        let counts = children(&std::mem::replace(&mut self.common.spare, spare));
+        let nodes = std::mem::replace(&mut self.nodes, nodes);
+        let leaf = std::mem::replace(&mut self.leaf, leaf);
+        let old = nodes.into_iter().zip(counts).zip(leaf).map(|((node, count), leaf)| (node, count, leaf));
+        let old = Stack { nodes: old.collect() };
+        if tags != self.slots.len() {
+            // Those of the front-end keep their places; those of children are all free.
+            let mut slots = std::mem::take(&mut self.slots).into_vec();
+            slots.resize(tags, Slot::FREE);
+            self.slots = slots.into();
+            let mut segments = std::mem::take(&mut self.common.segments).into_vec();
+            segments.resize(tags * usize::from(self.segments_per_tag), Segment::EMPTY);
+            self.common.segments = segments.into();
+            self.common.spawned.reserve(tags);
+            self.parked.reserve(tags);
+            self.ended.reserve(tags);
+        }
+        Ok(old)
     }
 
     /// Let go of those that were held back, in order.

@@ -360,6 +360,54 @@ fn a_queue_is_drained_when_only_those_held_back_are_left() {
 }
 
 #[test]
+fn a_replaced_stack_takes_over_what_was_held_back_and_the_old_one_comes_back() {
+    let (old, new) = (Disk::answering(&[Verdict::Held]), Disk::answering(&[OK]));
+    let mut bench = alone(&old);
+    bench.submit_at(0, 512);
+    bench.queue.freeze();
+    bench.submit_at(512, 512);
+    assert!(!bench.queue.is_drained());
+    bench.complete(old.held(0), Status::Ok);
+    assert!(bench.queue.is_drained());
+    // One with a layer and children needs more tags; those of the front-end keep theirs.
+    let mut stack = Stack::default();
+    stack.layer(Box::new(Fan::new(1, 2, ChildKind::Piece)), 2);
+    stack.backend(Box::new(new.clone()));
+    let back = bench.queue.replace(stack).unwrap();
+    bench.queue.thaw(&mut bench.ring);
+    assert_eq!(bench.statuses(), [Status::Ok, Status::Ok]);
+    assert_eq!((old.seen(), new.seen().len()), (vec![(0, 512)], 2));
+    bench.queue.freeze();
+    drop(bench.queue.replace(back).unwrap());
+    bench.queue.thaw(&mut bench.ring);
+    bench.submit_at(1024, 512);
+    assert_eq!(old.seen(), [(0, 512), (1024, 512)]);
+}
+
+#[test]
+fn a_stack_that_does_not_fit_leaves_the_queue_as_it_was() {
+    let disk = Disk::answering(&[OK]);
+    let mut bench = alone(&disk);
+    bench.queue.freeze();
+    assert_eq!(bench.queue.replace(Stack::default()).err(), Some(StackError::NodeCount(0)));
+    bench.queue.thaw(&mut bench.ring);
+    bench.submit();
+    assert_eq!(bench.statuses(), [Status::Ok]);
+}
+
+#[test]
+#[should_panic(expected = "only while nothing moves")]
+fn replacing_a_stack_that_holds_a_request_panics() {
+    let disk = Disk::answering(&[Verdict::Held]);
+    let mut bench = alone(&disk);
+    bench.submit();
+    bench.queue.freeze();
+    let mut stack = Stack::default();
+    stack.backend(Box::new(disk.clone()));
+    let _ = bench.queue.replace(stack);
+}
+
+#[test]
 fn a_timeout_cancels_once_a_period_and_shows_only_when_it_fails() {
     let disk = Disk::answering(&[Verdict::Held]);
     let mut bench = alone(&disk);
