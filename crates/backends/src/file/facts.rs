@@ -13,7 +13,8 @@ pub struct Alignment {
     pub offset: u32,
 }
 
-/// What a node needs to know of its file. All of it stands while the file is open.
+/// What a node needs to know of its file. All of it stands as long as the node: what changes later comes
+/// with new nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Facts {
     /// Where in the file the device begins.
@@ -122,6 +123,22 @@ impl Shared {
         })
     }
 
+    /// For nodes that take over from those of this one, with other facts. What was learned of the file
+    /// stays: a flush that failed, and what its file system refuses.
+    pub fn changed(&self, facts: Facts) -> Arc<Shared> {
+        let copy = |flag: &AtomicBool| AtomicBool::new(flag.load(Ordering::Acquire));
+        Arc::new(Shared {
+            facts,
+            flush_failed: copy(&self.flush_failed),
+            syncs: Syncs::default(),
+            no_punch: copy(&self.no_punch),
+            no_zero_range: copy(&self.no_zero_range),
+            cleared: AtomicU64::new(0),
+            exclusive: AtomicU64::new(0),
+            gates: Mutex::default(),
+        })
+    }
+
     /// What stands.
     pub fn facts(&self) -> &Facts {
         &self.facts
@@ -130,6 +147,21 @@ impl Shared {
     /// Whether a flush has failed. It stays so until the file is opened anew.
     pub fn flush_failed(&self) -> bool {
         self.flush_failed.load(Ordering::Acquire)
+    }
+
+    /// Whether the file system still may punch holes, and zero ranges.
+    pub(super) fn fallocates(&self) -> (bool, bool) {
+        (!self.no_punch.load(Ordering::Relaxed), !self.no_zero_range.load(Ordering::Relaxed))
+    }
+
+    /// What it was seen to refuse, for `show`.
+    pub(super) fn withdrawn(&self) -> Option<&'static str> {
+        match self.fallocates() {
+            (true, true) => None,
+            (false, true) => Some("discard: the file system refused it"),
+            (true, false) => Some("zeroing in place: the file system refused it, zeroes are written"),
+            (false, false) => Some("discard and zeroing in place: the file system refused them"),
+        }
     }
 
     pub(super) fn fail_flushes(&self) {

@@ -12,6 +12,7 @@
 //! *Invariant:* after a flush that failed, no flush and no write succeeds on this [`Shared`].
 //! *Invariant:* a request ends `Ok` only when all of its bytes were moved: short transfers are finished.
 
+mod change;
 mod clear;
 mod direct;
 mod extents;

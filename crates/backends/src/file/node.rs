@@ -411,6 +411,8 @@ impl<R: Ring> Node<R> for FileNode {
         self.slot(io).done = 0;
         let may = if req.op.is_write() { self.enter(io, req) } else { Ok(()) };
         let verdict = match (may, req.op) {
+            // It was asked for while there was more: the file was made shorter since.
+            _ if req.end() > self.shared.facts.size => Verdict::Up(Status::IoError),
             (Err(verdict), _) => verdict,
             (_, Op::Read | Op::Write) => self.transfer(io, req, cx),
             (_, Op::Discard | Op::WriteZeroes) => self.clear(io, req, cx),

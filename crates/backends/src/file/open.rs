@@ -5,13 +5,12 @@ use super::lock::{self, Locked};
 use super::spec::{Direct, FileSpec, OpenError};
 use super::sys;
 use crate::{Backend, Fact, Features};
-use block::{Bytes, QueueLimits};
+use block::{Bytes, QueueLimits, Sectors};
 use queue::FileId;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
 use std::sync::Arc;
 
 /// File systems by magic number: name, whether they are memory, whether buffered writes know `RWF_NOWAIT`.
@@ -34,18 +33,21 @@ const FILE_SYSTEMS: [(u32, &str, bool, bool); 14] = [
 ];
 
 /// An open file: the part that all queues share, and the descriptor.
+///
+/// What it is served as may change while it is open: see [`change`](super::change). Then another of these
+/// takes over the same open file, with its locks.
 #[derive(Debug)]
 pub struct File {
-    handle: fs::File,
-    path: PathBuf,
-    shared: Arc<Shared>,
-    file_system: &'static str,
-    locked: Locked,
+    pub(super) handle: Arc<fs::File>,
+    pub(super) spec: FileSpec,
+    pub(super) shared: Arc<Shared>,
+    pub(super) file_system: &'static str,
+    pub(super) locked: Locked,
     /// Why it is direct or buffered.
-    why: String,
-    limits: QueueLimits,
-    discards: bool,
-    rotational: bool,
+    pub(super) why: String,
+    pub(super) limits: QueueLimits,
+    pub(super) discards: bool,
+    pub(super) rotational: bool,
 }
 
 impl File {
@@ -75,9 +77,7 @@ impl File {
         } else {
             lock::lock(&handle, spec)?
         };
-        let read_only =
-            spec.read_only || block_device && sys::is_read_only_device(&handle).map_err(call("examining"))?;
-        let length = (&handle).seek(SeekFrom::End(0)).map_err(call("measuring"))?;
+        let length = length(&handle).map_err(call("measuring"))?;
         if let (Some(size), false) = (spec.size, block_device)
             && size.0 != length
         {
@@ -87,12 +87,31 @@ impl File {
             );
             return Err(OpenError::refused(spec, why));
         }
+        Self::examine(spec, Arc::new(handle), locked, None)
+    }
+
+    /// Find out how an open file can be served. `before`: how it was up to now; its blocks stay what they
+    /// are, and so does what was learned of it.
+    pub(super) fn examine(
+        spec: &FileSpec,
+        handle: Arc<fs::File>,
+        locked: Locked,
+        before: Option<&File>,
+    ) -> Result<Arc<File>, OpenError> {
+        let call = |doing| move |error| OpenError::call(doing, spec, error);
+        let meta = handle.metadata().map_err(call("examining"))?;
+        let block_device = meta.file_type().is_block_device();
+        let read_only =
+            spec.read_only || block_device && sys::is_read_only_device(&handle).map_err(call("examining"))?;
+        let length = length(&handle).map_err(call("measuring"))?;
         let (magic, fs_block) = sys::file_system(&handle).map_err(call("examining"))?;
         let known = FILE_SYSTEMS.iter().find(|row| row.0 == magic && !block_device);
         let memory = known.is_some_and(|row| row.2);
         let disk =
             super::limits::Disk::of(&handle, &meta, block_device, fs_block).map_err(call("examining"))?;
-        let choice = choose(spec, &handle, block_device, memory, disk.logical)?;
+        let kept = before.map(|file| file.shared.facts.block);
+        let fixed = FileSpec { block: kept.or(spec.block), ..spec.clone() };
+        let choice = choose(&fixed, &handle, block_device, memory, disk.logical)?;
         let start = spec.offset;
         let facts = Facts {
             start,
@@ -110,8 +129,8 @@ impl File {
             .map_err(|error| OpenError::refused(spec, error.to_string()))?;
         Ok(Arc::new(File {
             handle,
-            path: spec.path.clone(),
-            shared: Shared::new(facts),
+            spec: spec.clone(),
+            shared: before.map_or_else(|| Shared::new(facts), |file| file.shared.changed(facts)),
             file_system: if block_device { "block device" } else { known.map_or("other", |row| row.1) },
             locked,
             why: choice.why,
@@ -134,9 +153,20 @@ impl File {
         self.handle.try_clone().map(OwnedFd::from)
     }
 
+    /// What was asked for, as far as it has not changed since.
+    pub fn spec(&self) -> &FileSpec {
+        &self.spec
+    }
+
     /// What nodes share.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
+    }
+
+    /// Where the kernel finds it now: it may have been renamed, or be ` (deleted)`.
+    fn backing_file(&self) -> String {
+        let link = fs::read_link(format!("/proc/self/fd/{}", self.handle.as_raw_fd()));
+        link.as_ref().unwrap_or(&self.spec.path).display().to_string()
     }
 
     fn inline_policy(&self) -> &'static str {
@@ -169,33 +199,47 @@ impl Backend for File {
 
     fn features(&self) -> Features {
         let writable = !self.shared.facts.read_only;
+        let (punches, zeroes) = self.shared.fallocates();
         Features {
             flush: true,
             fua: writable,
-            discard: writable && self.discards,
+            discard: writable && self.discards && punches,
             write_zeroes: writable,
-            fast_zero: writable && self.discards,
+            fast_zero: writable && self.discards && (punches || zeroes),
             rotational: self.rotational,
         }
     }
 
     fn limits(&self) -> QueueLimits {
-        self.limits.clone()
+        let mut limits = self.limits.clone();
+        if !self.shared.fallocates().0 {
+            // LOOP-10: what was refused is not offered any more.
+            limits.max_hw_discard_sectors = Sectors(0);
+            limits.max_discard_sectors = Sectors(0);
+            limits.discard_granularity = Bytes::ZERO;
+            limits.discard_alignment = Bytes::ZERO;
+        }
+        limits
     }
 
     fn describe(&self) -> Vec<Fact> {
         let facts = self.shared.facts();
         let mut out = vec![
             ("backend", "file".to_owned()),
-            ("path", self.path.display().to_string()),
+            ("path", self.spec.path.display().to_string()),
             ("size", facts.size.to_string()),
             ("direct", self.why.clone()),
             ("file system", self.file_system.to_owned()),
             ("served", self.inline_policy().to_owned()),
             ("locked", self.locked.describe().to_owned()),
+            // From here on as in /sys/block/loopN/loop.
+            ("backing_file", self.backing_file()),
+            ("offset", facts.start.0.to_string()),
+            ("sizelimit", self.spec.sizelimit.map_or(0, |limit| limit.0).to_string()),
+            ("dio", u8::from(facts.direct.is_some()).to_string()),
         ];
-        if facts.start > Bytes::ZERO {
-            out.push(("offset", facts.start.to_string()));
+        if let Some(withdrawn) = self.shared.withdrawn() {
+            out.push(("withdrawn", withdrawn.to_owned()));
         }
         if facts.read_only {
             out.push(("read-only", "yes".to_owned()));
@@ -261,8 +305,13 @@ fn create(spec: &FileSpec) -> Result<(fs::File, bool), OpenError> {
     Ok((handle, true))
 }
 
+/// How long a file or a block device is now.
+pub(super) fn length(mut handle: &fs::File) -> io::Result<u64> {
+    handle.seek(SeekFrom::End(0))
+}
+
 /// LOOP-1: what lies behind the offset, at most the limit, in whole blocks.
-fn device_size(length: u64, spec: &FileSpec, block: u32) -> Bytes {
+pub(super) fn device_size(length: u64, spec: &FileSpec, block: u32) -> Bytes {
     let size = length.saturating_sub(spec.offset.0);
     let limit = spec.sizelimit.filter(|limit| limit.0 > 0).map_or(u64::MAX, |limit| limit.0);
     Bytes(size.min(limit)).align_down(block.into())
@@ -299,7 +348,9 @@ fn choose(
     } else if !spec.offset.is_aligned(offset.into()) {
         Some(format!("direct I/O needs an offset that is a multiple of {offset}"))
     } else {
-        sys::set_direct(handle).err().map(|error| format!("the file system refuses direct I/O: {error}"))
+        sys::set_direct(handle, true)
+            .err()
+            .map(|error| format!("the file system refuses direct I/O: {error}"))
     };
     match (refusal, spec.direct) {
         (None, _) => Ok(Choice {

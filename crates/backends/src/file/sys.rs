@@ -56,13 +56,14 @@ pub(super) fn file_system(file: &File) -> io::Result<(u32, u32)> {
     Ok((stat.f_type as u32, stat.f_bsize as u32))
 }
 
-/// Read and write past the page cache from now on. `EINVAL`: the file system cannot.
-pub(super) fn set_direct(file: &File) -> io::Result<()> {
+/// Read and write past the page cache from now on, or through it. `EINVAL`: the file system cannot.
+pub(super) fn set_direct(file: &File, on: bool) -> io::Result<()> {
     let fd = file.as_raw_fd();
     // SAFETY: plain numbers and a descriptor that is open.
     let flags = answer(unsafe { libc::fcntl(fd, libc::F_GETFL) }.into())? as i32;
+    let flags = if on { flags | libc::O_DIRECT } else { flags & !libc::O_DIRECT };
     // SAFETY: as above.
-    answer(unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_DIRECT) }.into()).map(drop)
+    answer(unsafe { libc::fcntl(fd, libc::F_SETFL, flags) }.into()).map(drop)
 }
 
 /// Whether the file system reads without waiting when asked to.

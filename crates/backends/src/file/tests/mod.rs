@@ -1,5 +1,6 @@
 //! Tests on real files, with faults where a real file system has none to offer.
 
+mod change;
 mod clear;
 mod direct;
 mod io;

@@ -1,0 +1,134 @@
+//! Changing what an open file is served as: direct or buffered, longer or shorter, another file.
+//!
+//! Each change makes another [`File`], for new nodes; the one there is stays as it was, so that whoever
+//! changes can go back to it. *Invariant:* nothing here is called while a request of the device is under
+//! way: between direct and buffered, the open file that both share is switched.
+
+use super::open::{device_size, length};
+use super::{Direct, File, FileSpec, OpenError, sys};
+use block::Bytes;
+use std::sync::Arc;
+
+impl File {
+    /// The same file read and written past the page cache, or through it. What was written before is on
+    /// stable storage first, so that none of it is left in the cache (as `LOOP_SET_DIRECT_IO`).
+    ///
+    /// # Errors
+    /// [`OpenError`] when direct I/O is not possible with the blocks that the device has, or when what was
+    /// written could not be stored; the file is served as before then.
+    pub fn with_direct(&self, direct: Direct) -> Result<Arc<File>, OpenError> {
+        let spec = FileSpec { direct, create: false, size: None, ..self.spec.clone() };
+        if !self.shared.facts.read_only
+            && let Err(error) = self.handle.sync_data()
+        {
+            // The kernel will not say so twice.
+            self.shared.fail_flushes();
+            return Err(OpenError::call("flushing", &spec, error));
+        }
+        // What can be asked of a file depends on how it is open: it is looked at as one that is buffered.
+        let changed = sys::set_direct(&self.handle, false)
+            .map_err(|error| OpenError::call("switching", &spec, error))
+            .and_then(|()| Self::examine(&spec, Arc::clone(&self.handle), self.locked, Some(self)));
+        changed.inspect_err(|_| {
+            // It could before.
+            let _ = self.reinstate();
+        })
+    }
+
+    /// Have the open file be direct or buffered as this one says: what shares it may have changed that.
+    ///
+    /// # Errors
+    /// The file system cannot, although it could before.
+    pub fn reinstate(&self) -> std::io::Result<()> {
+        sys::set_direct(&self.handle, self.shared.facts.direct.is_some())
+    }
+
+    /// How long the device would be by the length that the file has now (as `LOOP_SET_CAPACITY`).
+    ///
+    /// # Errors
+    /// The file cannot be measured.
+    pub fn measured(&self) -> Result<Bytes, OpenError> {
+        let length = length(&self.handle).map_err(|error| OpenError::call("measuring", &self.spec, error))?;
+        Ok(device_size(length, &self.spec, self.shared.facts.block))
+    }
+
+    /// The same file with the length that it has now.
+    ///
+    /// # Errors
+    /// The file cannot be measured.
+    pub fn remeasured(&self) -> Result<Arc<File>, OpenError> {
+        Ok(self.copy_with(self.spec.clone(), self.measured()?))
+    }
+
+    /// The device made so long: a limit is moved, and the file's length set, if it is a regular file.
+    ///
+    /// # Errors
+    /// [`OpenError`]: nothing has changed.
+    pub fn resized(&self, size: Bytes) -> Result<Arc<File>, OpenError> {
+        let facts = &self.shared.facts;
+        let limit = self.spec.sizelimit.map(|_| size);
+        let spec = FileSpec { sizelimit: limit, create: false, size: None, ..self.spec.clone() };
+        let refused = |why: String| Err(OpenError::refused(&spec, why));
+        if !size.is_aligned(facts.block.into()) || size == Bytes::ZERO {
+            return refused(format!(
+                "a device of blocks of {} cannot hold {size} (give a multiple)",
+                facts.block
+            ));
+        }
+        let Some(end) = facts.start.0.checked_add(size.0).filter(|&end| end <= i64::MAX as u64) else {
+            return refused(format!("no file holds {size} (give less)"));
+        };
+        let measured = length(&self.handle).map_err(|error| OpenError::call("measuring", &spec, error))?;
+        // What lies behind a limit is not ours to cut off.
+        let fits = end == measured || end < measured && limit.is_some();
+        if !fits {
+            if facts.block_device {
+                let why = format!("it is a block device of {}, which has the size it has", Bytes(measured));
+                return refused(format!("{why} (give a size that fits, with sizelimit)"));
+            }
+            if facts.read_only {
+                return refused("it is read-only (set the file's size, then resize without one)".to_owned());
+            }
+            self.handle.set_len(end).map_err(|error| OpenError::call("sizing", &spec, error))?;
+        }
+        Ok(self.copy_with(spec, size))
+    }
+
+    /// Another file in the place of this one, of the same size, both read-only (as `LOOP_CHANGE_FD`).
+    ///
+    /// # Errors
+    /// [`OpenError`]: the other file cannot be opened, or cannot take the place.
+    pub fn replaced(&self, path: std::path::PathBuf) -> Result<Arc<File>, OpenError> {
+        let facts = &self.shared.facts;
+        if !facts.read_only {
+            let why = "what was written to it would not be in the other file (only a device with ro changes its file)";
+            return Err(OpenError::refused(&self.spec, why));
+        }
+        let spec = FileSpec { path, create: false, size: None, ..self.spec.clone() };
+        let file = File::open(&FileSpec { block: Some(facts.block), ..spec.clone() })?;
+        let other = file.shared.facts;
+        if other.size != facts.size || other.block != facts.block {
+            let why = format!(
+                "its device would hold {} in blocks of {}, and this one holds {} in blocks of {} (give a file of the same size)",
+                other.size, other.block, facts.size, facts.block
+            );
+            return Err(OpenError::refused(&spec, why));
+        }
+        Ok(file)
+    }
+
+    fn copy_with(&self, spec: FileSpec, size: Bytes) -> Arc<File> {
+        let facts = super::Facts { size, ..self.shared.facts };
+        Arc::new(File {
+            handle: Arc::clone(&self.handle),
+            spec,
+            shared: self.shared.changed(facts),
+            file_system: self.file_system,
+            locked: self.locked,
+            why: self.why.clone(),
+            limits: self.limits.clone(),
+            discards: self.discards,
+            rotational: self.rotational,
+        })
+    }
+}
