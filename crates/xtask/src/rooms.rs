@@ -19,24 +19,26 @@ const fn room(name: &'static str, may_use: &'static [&'static str]) -> Room {
     Room { name, may_use, tests_may_use: &[] }
 }
 
-const ALL: &[&str] = &["block", "queue", "ring", "sim", "layers", "backends", "proto", "exports", "engine"];
+const ALL: &[&str] =
+    &["block", "queue", "ring", "ublk", "sim", "layers", "backends", "proto", "exports", "engine"];
 
 /// Every room of the workspace, lowest first.
 pub const ROOMS: &[Room] = &[
     room("block", &[]),
     room("queue", &["block"]),
     room("ring", &["block", "queue"]),
+    room("ublk", &["block"]),
     room("sim", &["block", "queue"]),
     room("layers", &["block", "queue"]),
     room("backends", &["block", "queue", "ring"]),
     room("proto", &["block"]),
     Room {
         name: "exports",
-        may_use: &["proto", "block", "queue", "ring"],
+        may_use: &["proto", "block", "queue", "ring", "ublk"],
         // An export is tested over something that holds blocks.
         tests_may_use: &["backends"],
     },
-    room("engine", &["block", "queue", "ring", "layers", "backends", "proto", "exports"]),
+    room("engine", &["block", "queue", "ring", "ublk", "layers", "backends", "proto", "exports"]),
     room("cli", &["engine"]),
     room("web", &["engine"]),
     room("xtask", &[]),

@@ -1,0 +1,53 @@
+//! Commands for many tags at once: [`Features::BATCH_IO`](super::Features::BATCH_IO).
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// `struct ublk_batch_io`: the payload of a batch command. Its buffer holds `nr_elem` elements of
+/// `elem_bytes`, each an [`ElementHeader`] and what [`BatchFlags`] says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct BatchIo {
+    /// The queue.
+    pub q_id: u16,
+    /// [`BatchFlags`].
+    pub flags: u16,
+    /// How many elements.
+    pub nr_elem: u16,
+    /// How long each is, in bytes.
+    pub elem_bytes: u8,
+    /// Zero.
+    pub reserved: u8,
+    /// Zero.
+    pub reserved2: u64,
+}
+
+/// What each element of a batch has behind its header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct BatchFlags(pub u16);
+
+impl BatchFlags {
+    /// Where a zone append landed.
+    pub const HAS_ZONE_LBA: BatchFlags = BatchFlags(1);
+    /// A buffer for the tag.
+    pub const HAS_BUF_ADDR: BatchFlags = BatchFlags(2);
+    /// Automatic registration that fails delivers the request anyway.
+    pub const AUTO_BUF_REG_FALLBACK: BatchFlags = BatchFlags(4);
+
+    /// How long an element is, in bytes.
+    pub const fn element_len(self) -> u8 {
+        let extra = (self.0 & Self::HAS_ZONE_LBA.0 != 0) as u8 + (self.0 & Self::HAS_BUF_ADDR.0 != 0) as u8;
+        size_of::<ElementHeader>() as u8 + 8 * extra
+    }
+}
+
+/// `struct ublk_elem_header`: one tag of a batch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ElementHeader {
+    /// The tag.
+    pub tag: u16,
+    /// For automatic registration: the index.
+    pub buf_index: u16,
+    /// For a commit: bytes done, or a negative errno.
+    pub result: i32,
+}

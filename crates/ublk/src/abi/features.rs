@@ -1,0 +1,145 @@
+//! `UBLK_F_*`: what a driver offers and a device uses.
+
+use std::fmt;
+
+/// A set of feature bits, of which some may be newer than this program.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Features(pub u64);
+
+macro_rules! features {
+    ($($(#[doc = $doc:literal])+ $name:ident = $bit:literal),+ $(,)?) => {
+        impl Features {
+            $($(#[doc = $doc])+ pub const $name: Features = Features(1 << $bit);)+
+
+            /// Every feature of the header, with the kernel's name less its prefix.
+            pub const NAMED: &'static [(Features, &'static str)] =
+                &[$((Features::$name, stringify!($name))),+];
+        }
+    };
+}
+
+features! {
+    /// Request buffers can be registered with an io_uring by command.
+    SUPPORT_ZERO_COPY = 0,
+    /// Commands complete through task work; for comparing.
+    URING_CMD_COMP_IN_TASK = 1,
+    /// The server names a buffer for a write's data when it has seen the write.
+    NEED_GET_DATA = 2,
+    /// The block device outlives its server; requests under way then fail, later ones wait.
+    USER_RECOVERY = 3,
+    /// With it: requests under way are issued again to the next server.
+    USER_RECOVERY_REISSUE = 4,
+    /// Made and used without privilege.
+    UNPRIVILEGED_DEV = 5,
+    /// Commands have ioctl-encoded numbers.
+    CMD_IOCTL_ENCODE = 6,
+    /// The server copies data itself, by `pread` and `pwrite` of the character device.
+    USER_COPY = 7,
+    /// A zoned block device.
+    ZONED = 8,
+    /// With USER_RECOVERY: requests fail while there is no server.
+    USER_RECOVERY_FAIL_IO = 9,
+    /// The size can change while it is live.
+    UPDATE_SIZE = 10,
+    /// Request buffers are registered with the server's io_uring by themselves.
+    AUTO_BUF_REG = 11,
+    /// A planned change of server.
+    QUIESCE = 12,
+    /// Every tag may have a thread of its own.
+    PER_IO_DAEMON = 13,
+    /// Buffers may be registered from any thread.
+    BUF_REG_OFF_DAEMON = 14,
+    /// Commands for many tags at once.
+    BATCH_IO = 15,
+    /// Requests carry integrity data.
+    INTEGRITY = 16,
+    /// It can be stopped on condition that nobody uses it.
+    SAFE_STOP_DEV = 17,
+    /// No partition scan when it starts.
+    NO_AUTO_PART_SCAN = 18,
+    /// Memory shared with clients is used in place.
+    SHMEM_ZC = 19,
+}
+
+impl Features {
+    /// None.
+    pub const NONE: Features = Features(0);
+
+    /// All of the header.
+    pub const KNOWN: Features = {
+        let mut all = 0;
+        let mut i = 0;
+        while i < Features::NAMED.len() {
+            all |= Features::NAMED[i].0.0;
+            i += 1;
+        }
+        Features(all)
+    };
+
+    /// Whether all of `other` are in it.
+    pub const fn has(self, other: Features) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// With these too.
+    #[must_use]
+    pub const fn with(self, other: Features) -> Features {
+        Features(self.0 | other.0)
+    }
+
+    /// Without these.
+    #[must_use]
+    pub const fn without(self, other: Features) -> Features {
+        Features(self.0 & !other.0)
+    }
+
+    /// What both have.
+    #[must_use]
+    pub const fn common(self, other: Features) -> Features {
+        Features(self.0 & other.0)
+    }
+
+    /// Whether there is none.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Their names in order of their bits; what the header does not name is `bit N`.
+    pub fn names(self) -> Vec<String> {
+        let name = |bit: u32| {
+            let named = Features::NAMED.iter().find(|(feature, _)| feature.0 == 1 << bit);
+            named.map_or_else(|| format!("bit {bit}"), |(_, name)| (*name).to_owned())
+        };
+        (0..u64::BITS).filter(|bit| self.0 & 1 << bit != 0).map(name).collect()
+    }
+}
+
+impl fmt::Display for Features {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.names().join(", "))
+    }
+}
+
+impl fmt::Debug for Features {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Features({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_feature_is_reported_by_its_bit() {
+        let features = Features::USER_COPY.with(Features(1 << 41));
+        assert_eq!(features.to_string(), "USER_COPY, bit 41");
+        assert_eq!(features.without(Features::KNOWN), Features(1 << 41));
+    }
+
+    #[test]
+    fn every_feature_of_the_header_is_named_once() {
+        assert_eq!(Features::KNOWN, Features((1 << 20) - 1));
+        assert_eq!(Features::NAMED.len(), 20);
+    }
+}
