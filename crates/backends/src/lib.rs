@@ -127,6 +127,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn zones_are_for_zoned_devices() {
+        let ram = Ram::new(&RamSpec { size: Bytes::mib(1), huge: false }).unwrap();
+        let null = Null::new(&NullSpec { size: Bytes::mib(1), ..NullSpec::default() }).unwrap();
+        let nodes: [Box<dyn queue::Node<testing::TestRing>>; 3] = [
+            Box::new(ram.node(None)),
+            Box::new(null.node(None)),
+            Box::new(Zero::new(Bytes::mib(1)).node(None)),
+        ];
+        for node in nodes {
+            let mut disk = testing::Harness::new(node);
+            for op in block::Op::ALL.into_iter().filter(|op| op.is_zoned()) {
+                assert_eq!(disk.bare(op, 0, 0), block::Status::NotSupported, "{op:?}");
+            }
+        }
+    }
+
+    #[test]
     fn memory_takes_large_requests_and_whole_discards() {
         let limits = memory_limits();
         assert_eq!(limits.max_sectors, Sectors(65536));

@@ -79,9 +79,9 @@ pub struct ZeroNode {
 }
 
 impl ZeroNode {
-    /// Do it. Never waits, never fails.
+    /// Do it. Never waits; fails only what is for zoned devices.
     #[inline]
-    pub(crate) fn answer<R: Ring>(&mut self, req: &mut Request, cx: &mut Cx<'_, R>) {
+    fn answer<R: Ring>(&mut self, req: &mut Request, cx: &mut Cx<'_, R>) -> Status {
         match req.op {
             Op::Read => match self.pages {
                 Some(region) if req.flags.has(Flags::MAY_LEND) && req.len <= ZeroPages::LEN => {
@@ -91,7 +91,9 @@ impl ZeroNode {
             },
             Op::Extents => touch(req, cx),
             Op::Write | Op::Flush | Op::Discard | Op::WriteZeroes | Op::Prefetch => {}
+            _ => return Status::NotSupported,
         }
+        Status::Ok
     }
 }
 
@@ -108,8 +110,7 @@ fn touch<R: Ring>(req: &Request, cx: &mut Cx<'_, R>) {
 impl<R: Ring> Node<R> for ZeroNode {
     #[inline]
     fn submit(&mut self, _io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
-        self.answer(req, cx);
-        Verdict::Up(Status::Ok)
+        Verdict::Up(self.answer(req, cx))
     }
 }
 

@@ -15,6 +15,7 @@ mod op;
 mod request;
 mod status;
 mod units;
+mod zone;
 
 pub use extent::Extent;
 pub use limits::{
@@ -25,3 +26,4 @@ pub use op::{Flags, Op};
 pub use request::{Cookie, Data, Region, Request, Segment, Tag};
 pub use status::Status;
 pub use units::{Bytes, ParseSizeError, Sectors};
+pub use zone::{Zone, ZoneCondition, ZoneKind};

@@ -20,26 +20,66 @@ pub enum Op {
     /// many as fit, and what is left of it with zeroes, which no record begins with. The records may
     /// end before the range does. Layers that move addresses pass it on like a read.
     Extents = 6,
+    /// Store the request's data at the write pointer of the sequential zone that starts at its offset. It
+    /// is never cut. When it ends well, the request's offset says where the data went.
+    ZoneAppend = 7,
+    /// Describe zones: fills the data with [`Zone`](crate::Zone) records, from the zone that holds the
+    /// offset on, for the zones that begin before the range's end, as many as fit, and what is left of it
+    /// with zeroes, which are no record. Addresses are those of the device that answers.
+    ReportZones = 8,
+    /// Make the zone that starts at the offset empty. This and the rest have a length of 0.
+    ZoneReset = 9,
+    /// Make all sequential zones empty; the offset is 0.
+    ZoneResetAll = 10,
+    /// Open the zone explicitly: it stays open until it is closed, full or reset.
+    ZoneOpen = 11,
+    /// Close the zone.
+    ZoneClose = 12,
+    /// Make the zone full: nothing more can be written to it before it is reset.
+    ZoneFinish = 13,
 }
 
 impl Op {
     /// How many operations there are.
-    pub const COUNT: usize = 7;
+    pub const COUNT: usize = 14;
     /// All of them, by number.
-    pub const ALL: [Op; Op::COUNT] =
+    pub const ALL: [Op; Op::COUNT] = [
+        Op::Read,
+        Op::Write,
+        Op::Flush,
+        Op::Discard,
+        Op::WriteZeroes,
+        Op::Prefetch,
+        Op::Extents,
+        Op::ZoneAppend,
+        Op::ReportZones,
+        Op::ZoneReset,
+        Op::ZoneResetAll,
+        Op::ZoneOpen,
+        Op::ZoneClose,
+        Op::ZoneFinish,
+    ];
+    /// Those that every device may be asked for; the rest mean something on a zoned one only.
+    pub const ORDINARY: [Op; 7] =
         [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes, Op::Prefetch, Op::Extents];
 
-    /// Whether it changes what the device holds.
+    /// Whether it changes what the device holds, or the state of its zones.
     pub const fn is_write(self) -> bool {
-        matches!(self, Op::Write | Op::Discard | Op::WriteZeroes)
+        !matches!(self, Op::Read | Op::Flush | Op::Prefetch | Op::Extents | Op::ReportZones)
     }
 
     /// Whether its length is that of the data which it carries.
     pub const fn moves_data(self) -> bool {
-        matches!(self, Op::Read | Op::Write)
+        matches!(self, Op::Read | Op::Write | Op::ZoneAppend)
     }
 
-    /// The name in listings: `read`, `write`, `flush`, `discard`, `write-zeroes`, `prefetch`, `extents`.
+    /// Whether it means something on a zoned device only. Anything else ends it with
+    /// [`Status::NotSupported`](crate::Status::NotSupported).
+    pub const fn is_zoned(self) -> bool {
+        self as u8 >= Op::ZoneAppend as u8
+    }
+
+    /// The name in listings: `read`, `write-zeroes`, `zone-reset-all`.
     pub const fn name(self) -> &'static str {
         match self {
             Op::Read => "read",
@@ -49,6 +89,13 @@ impl Op {
             Op::WriteZeroes => "write-zeroes",
             Op::Prefetch => "prefetch",
             Op::Extents => "extents",
+            Op::ZoneAppend => "zone-append",
+            Op::ReportZones => "report-zones",
+            Op::ZoneReset => "zone-reset",
+            Op::ZoneResetAll => "zone-reset-all",
+            Op::ZoneOpen => "zone-open",
+            Op::ZoneClose => "zone-close",
+            Op::ZoneFinish => "zone-finish",
         }
     }
 }
@@ -98,6 +145,7 @@ mod tests {
     fn operations_are_numbered_as_they_are_listed() {
         for (number, op) in Op::ALL.into_iter().enumerate() {
             assert_eq!(op as usize, number);
+            assert_eq!(op.is_zoned(), !Op::ORDINARY.contains(&op));
         }
     }
 

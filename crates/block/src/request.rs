@@ -84,7 +84,7 @@ impl Data {
 pub struct Request {
     /// Where it starts on the device below.
     pub offset: Bytes,
-    /// How much of the device it covers. 0 only for flush.
+    /// How much of the device it covers. 0 only for flush and for changes of a zone's condition.
     pub len: Bytes,
     /// The memory.
     pub data: Data,

@@ -197,6 +197,9 @@ impl Device {
             let mut above = QueueLimits::stacking();
             // Both start at the same sector, so nothing is misaligned that was not before.
             let _ = above.stack(&limits, Sectors(0));
+            // Nor do the zones differ; whoever stacks devices of several kinds has to say what holds.
+            above.max_open_zones = limits.max_open_zones;
+            above.max_active_zones = limits.max_active_zones;
             wanted.apply(&mut above)?;
             layer_limits.push(above.clone());
             limits = above;

@@ -5,7 +5,8 @@
 //! as child requests are spare, the others as those end. It ends when the last one has, with the first
 //! error there was; after an error no more pieces are started.
 //!
-//! A flush, a prefetch and a question for extents are never cut. Whether memory is aligned is the backend's
+//! A flush, a prefetch, a question for extents or zones and what a zone is told are never cut; a zone append
+//! that would have to be is refused. Whether memory is aligned is the backend's
 //! matter here: it copies what it cannot take as it is (`dma_alignment` is not held against a request).
 //!
 //! *Invariant:* while a request is held here, at least one of its pieces is under way.
@@ -58,7 +59,10 @@ impl Split {
             Op::Read | Op::Write => self.cuts.data(req.offset.0, cx.segments(req.data, req.len.0), req.len.0),
             Op::Discard => self.cuts.discard(req.offset.0, req.len.0),
             Op::WriteZeroes => self.cuts.write_zeroes(req.offset.0, req.len.0),
+            Op::ZoneAppend => self.cuts.append(req.offset.0, cx.segments(req.data, req.len.0), req.len.0),
             Op::Flush | Op::Prefetch | Op::Extents => req.len.0,
+            Op::ReportZones | Op::ZoneReset | Op::ZoneResetAll => req.len.0,
+            Op::ZoneOpen | Op::ZoneClose | Op::ZoneFinish => req.len.0,
         }
     }
 
@@ -69,6 +73,9 @@ impl Split {
         let head = self.head(req, cx);
         if head == req.len.0 {
             return Verdict::Down(self.child);
+        }
+        if req.op == Op::ZoneAppend {
+            return Verdict::Up(Status::Invalid);
         }
         if req.flags.has(Flags::NOWAIT) {
             return Verdict::Up(Status::Again);

@@ -36,7 +36,8 @@ pub enum Verdict {
 ///
 /// A node that changes the request on the way down restores it before it answers `Up`. The memory
 /// that a request names stays until its `Up`, and not a moment longer. A read that comes up may name memory
-/// that was lent: a node that sends it down again first puts back the data with which it arrived.
+/// that was lent: a node that sends it down again first puts back the data with which it arrived. A zone
+/// append that ended well comes up with the offset where the data went, on the device of the node below.
 pub trait Node<R: Ring> {
     /// Called once, before anything else: its own number, and how many tags there are (front-end
     /// requests and children together), for arrays indexed by tag.

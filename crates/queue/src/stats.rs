@@ -116,6 +116,18 @@ pub struct Snapshot {
     pub busy_ns: u64,
 }
 
+/// What the kernel's `op_stat_group` counts as a write.
+const WRITES: [Op; 8] = [
+    Op::Write,
+    Op::WriteZeroes,
+    Op::ZoneAppend,
+    Op::ZoneReset,
+    Op::ZoneResetAll,
+    Op::ZoneOpen,
+    Op::ZoneClose,
+    Op::ZoneFinish,
+];
+
 impl Snapshot {
     /// Another queue of the same device added. Busy time is the longest of any queue, not their sum: it
     /// can then not exceed the time that passed.
@@ -133,7 +145,7 @@ impl Snapshot {
     }
 
     /// The seventeen fields of `/sys/block/X/stat`, in its order and units (sectors, milliseconds). As
-    /// there, write zeroes count as writes, and requests that failed count too.
+    /// there, write zeroes and what zones are told count as writes, and requests that failed count too.
     pub fn fields(&self) -> [u64; 17] {
         let group = |ops: &[Op]| {
             let mut sum = [0; 4];
@@ -145,10 +157,11 @@ impl Snapshot {
             }
             [sum[0], sum[1], sum[2] >> 9, sum[3] / 1_000_000]
         };
-        let (read, write) = (group(&[Op::Read]), group(&[Op::Write, Op::WriteZeroes]));
+        let (read, write) = (group(&[Op::Read]), group(&WRITES));
         let (discard, flush) = (group(&[Op::Discard]), group(&[Op::Flush]));
-        let in_queue = [Op::Read, Op::Write, Op::WriteZeroes, Op::Discard, Op::Flush]
+        let in_queue = [Op::Read, Op::Discard, Op::Flush]
             .iter()
+            .chain(&WRITES)
             .map(|&op| self.ops[op as usize].ticks_ns)
             .sum::<u64>()
             / 1_000_000;
@@ -188,6 +201,23 @@ mod tests {
         stats.in_flight(0, Nanos(12 * ms));
         let fields = stats.snapshot(Nanos(99 * ms)).fields();
         assert_eq!(fields, [1, 0, 8, 2, 2, 0, 3, 1, 0, 2, 14, 1, 0, 2048, 4, 1, 7]);
+    }
+
+    #[test]
+    fn appends_and_what_zones_are_told_count_as_writes() {
+        let stats = QueueStats::default();
+        stats.count(
+            &[
+                ended(Op::ZoneAppend, 4096, 0),
+                ended(Op::ZoneReset, 0, 0),
+                ended(Op::ZoneFinish, 0, 0),
+                ended(Op::ReportZones, 1 << 20, 0),
+            ],
+            Nanos(1_000_000),
+        );
+        let fields = stats.snapshot(Nanos(1_000_000)).fields();
+        assert_eq!(fields[4..8], [3, 0, 8, 3], "a report is no request to the kernel");
+        assert_eq!((fields[0], fields[10]), (0, 3));
     }
 
     #[test]

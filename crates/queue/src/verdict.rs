@@ -254,7 +254,8 @@ impl<R: Ring> Queue<R> {
         self.free.push(tag);
     }
 
-    /// The request that a tag last carried, as the front-end submitted it save for data that was lent.
+    /// The request that a tag last carried, as the front-end submitted it save for data that was lent, and
+    /// for the offset of a zone append that ended well, which is where the data went.
     #[inline]
     pub fn request(&self, tag: Tag) -> &Request {
         &self.slots[tag.index()].req

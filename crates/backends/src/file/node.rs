@@ -409,7 +409,8 @@ impl<R: Ring> Node<R> for FileNode {
 
     fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         self.slot(io).done = 0;
-        let may = if req.op.is_write() { self.enter(io, req) } else { Ok(()) };
+        let writes = req.op.is_write() && !req.op.is_zoned();
+        let may = if writes { self.enter(io, req) } else { Ok(()) };
         let verdict = match (may, req.op) {
             // It was asked for while there was more: the file was made shorter since.
             _ if req.end() > self.shared.facts.size => Verdict::Up(Status::IoError),
@@ -420,6 +421,7 @@ impl<R: Ring> Node<R> for FileNode {
             (_, Op::Flush) => self.flush(io, cx),
             (_, Op::Prefetch) => self.prefetch(io, req, cx),
             (_, Op::Extents) => self.extents(req, cx),
+            _ => Verdict::Up(Status::NotSupported),
         };
         self.settle(io, verdict, cx)
     }

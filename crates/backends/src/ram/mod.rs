@@ -248,6 +248,7 @@ impl<R: Ring> Node<R> for RamNode {
             }
             Op::Extents => self.extents(req, cx),
             Op::Flush | Op::Prefetch => {}
+            _ => return Verdict::Up(Status::NotSupported),
         }
         Verdict::Up(Status::Ok)
     }

@@ -17,6 +17,8 @@ pub(crate) struct Cuts {
     within_block: u64,
     max: u64,
     max_write_zeroes: u64,
+    /// 0: the device takes none.
+    max_zone_append: u64,
     /// 0: none.
     chunk: u64,
     logical_block: u64,
@@ -40,6 +42,7 @@ impl Cuts {
             within_block: limits.physical_block_size.0 - 1,
             max: limits.max_sectors.bytes().0,
             max_write_zeroes: limits.max_write_zeroes_sectors.bytes().0,
+            max_zone_append: limits.max_zone_append_sectors.bytes().0,
             chunk: limits.chunk_sectors.bytes().0,
             logical_block: limits.logical_block_size.0,
             physical_block: limits.physical_block_size.0,
@@ -98,6 +101,13 @@ impl Cuts {
             last_end = Some(segment.offset + u64::from(segment.len));
         }
         len
+    }
+
+    /// A zone append of `len` bytes (BLK-5): all of it, or 0 where it would have to be cut. Where it starts is
+    /// its zone's beginning, so what is left of the chunk is the zone.
+    pub(crate) fn append(&self, offset: u64, segments: impl Iterator<Item = Segment>, len: u64) -> u64 {
+        let fits = len <= self.max_zone_append && self.data(offset, segments, len) == len;
+        if fits { len } else { 0 }
     }
 
     /// Take as much of one piece of memory as the limits on segments and `most` bytes leave room for.

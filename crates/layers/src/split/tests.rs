@@ -315,3 +315,34 @@ fn a_split_over_a_split_holds_to_both() {
     assert_eq!((status, got), (Status::Ok, vec![(0, 16), (16, 8), (24, 16), (40, 8), (48, 12)]));
     assert_eq!(bench.counted().fields()[..3], [5, 0, 60]);
 }
+
+#[test]
+fn blk_5_a_zone_append_is_never_cut() {
+    let mut zoned = limits("chunk_sectors=64,max_sectors=32");
+    zoned.features = zoned.features.with(block::Features::ZONED);
+    zoned.max_hw_zone_append_sectors = Sectors(16);
+    zoned.validate().expect("valid limits");
+    let mut bench = Bench::new(64, |child| Split::new(&zoned, child));
+    let mut append = |count: u64, flags| {
+        let req = Request { flags, ..sectors(Op::ZoneAppend, 64, count) };
+        let (status, seen) = bench.run(req, &[memory(4096, count << 9)]);
+        (status, seen.len())
+    };
+    assert_eq!(append(16, Flags::NONE), (Status::Ok, 1));
+    assert_eq!(append(17, Flags::NONE), (Status::Invalid, 0), "above max_zone_append_sectors");
+    assert_eq!(append(17, Flags::NOWAIT), (Status::Invalid, 0), "waiting would not help");
+    let mut plain = Bench::new(64, |child| Split::new(&limits("max_sectors=32"), child));
+    let req = sectors(Op::ZoneAppend, 0, 33);
+    assert_eq!(plain.run(req, &[memory(4096, 33 << 9)]).0, Status::Invalid, "the device takes none");
+}
+
+#[test]
+fn what_zones_are_told_goes_down_untouched() {
+    let mut bench = bench("chunk_sectors=64,max_sectors=32");
+    for op in [Op::ZoneReset, Op::ZoneResetAll, Op::ZoneOpen, Op::ZoneClose, Op::ZoneFinish] {
+        let (status, seen) = bench.run(sectors(op, 64, 0), &[]);
+        assert_eq!((status, seen.len(), seen[0].0.offset), (Status::Ok, 1, Sectors(64).bytes()), "{op:?}");
+    }
+    let (status, seen) = bench.run(sectors(Op::ReportZones, 0, 640), &[memory(0, 4096)]);
+    assert_eq!((status, seen.len()), (Status::Ok, 1), "longer than any data");
+}

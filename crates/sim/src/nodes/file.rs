@@ -45,7 +45,8 @@ impl PlainFile {
                 FileOp::Allocate { mode, offset, len }
             }
             Op::Prefetch => FileOp::Prefetch { offset, len },
-            Op::Flush | Op::Extents => FileOp::Sync,
+            // The rest of them never gets here.
+            _ => FileOp::Sync,
         }
     }
 
@@ -138,6 +139,7 @@ impl<R: Ring> Node<R> for PlainFile {
         match req.op {
             Op::Extents => Verdict::Up(self.extents(req, cx).unwrap_or(Status::IoError)),
             Op::WriteZeroes if req.flags.has(Flags::FAST_ZERO) => Verdict::Up(Status::NotSupported),
+            op if op.is_zoned() => Verdict::Up(Status::NotSupported),
             _ => self.start(io, req, cx),
         }
     }

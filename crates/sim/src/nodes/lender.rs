@@ -44,6 +44,7 @@ impl<R: Ring> Node<R> for Lender {
                 bytes[..Extent::RECORD_LEN].copy_from_slice(&extent.to_record());
             }
             Op::Flush | Op::Prefetch => {}
+            _ => return Verdict::Up(Status::NotSupported),
         }
         Verdict::Up(Status::Ok)
     }

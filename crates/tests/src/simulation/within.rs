@@ -21,7 +21,8 @@ impl Within {
             // Less than a granule cannot be cut to: then, as in the kernel, nothing is.
             Op::Discard => limits.max_discard_sectors.bytes().align_down(limits.discard_granularity.0).0,
             Op::WriteZeroes => limits.max_write_zeroes_sectors.bytes().0,
-            Op::Flush | Op::Prefetch | Op::Extents => 0,
+            Op::ZoneAppend => limits.max_zone_append_sectors.bytes().0,
+            _ => 0,
         };
         assert!(most == 0 || req.len.0 <= most, "{req:?} is longer than {most}");
         if !req.op.moves_data() {

@@ -28,6 +28,16 @@ fn the_offset_is_added() {
 }
 
 #[test]
+fn a_file_has_no_zones() {
+    let (_dir, path) = image();
+    let (_, mut disk) = with_facts(&path, buffered_facts());
+    for op in Op::ALL.into_iter().filter(|op| op.is_zoned()) {
+        assert_eq!(disk.bare(op, 0, 0), Status::NotSupported, "{op:?}");
+    }
+    assert_eq!(disk.write(0, &[1; 512], Flags::NONE), Status::Ok, "nothing is held back after them");
+}
+
+#[test]
 fn memory_is_served_in_place() {
     let (_dir, path) = image();
     let (_, mut disk) = with_facts(&path, Facts { memory: true, ..buffered_facts() });
