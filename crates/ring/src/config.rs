@@ -57,6 +57,29 @@ pub struct EngineInfo {
     pub why: Option<String>,
 }
 
+/// What a front-end asks a ring for, as it is told of the end: 56 bits that mean nothing to the ring.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Token {
+    /// Which front-end of the thread.
+    pub front: u8,
+    /// Which of its devices or connections.
+    pub index: u16,
+    /// Which of its requests.
+    pub number: u32,
+}
+
+impl Token {
+    #[inline]
+    pub(crate) const fn bits(self) -> u64 {
+        (self.front as u64) << 48 | (self.index as u64) << 32 | self.number as u64
+    }
+
+    #[inline]
+    pub(crate) const fn from_bits(bits: u64) -> Token {
+        Token { front: (bits >> 48) as u8, index: (bits >> 32) as u16, number: bits as u32 }
+    }
+}
+
 /// What [`turn`](crate::KernelRing::turn) does when there is nothing to hand out yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wait {
@@ -164,6 +187,25 @@ pub enum Event {
         /// As given to [`add_socket`](crate::KernelRing::add_socket).
         owner: u32,
     },
+    /// What a front-end asked for is over.
+    Ended {
+        /// As it was given.
+        token: Token,
+        /// What the driver answered, bytes moved, or a negative errno.
+        result: i64,
+    },
     /// A [`Waker`](crate::Waker) was used since the last one of these.
     Woken,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_survives_the_kernel() {
+        let token = Token { front: 255, index: 65_535, number: u32::MAX };
+        assert_eq!(Token::from_bits(token.bits()), token);
+        assert_eq!(token.bits() >> 56, 0);
+    }
 }

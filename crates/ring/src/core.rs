@@ -5,7 +5,7 @@ use crate::chunks::Chunks;
 use crate::config::{Event, RingConfig};
 use crate::files::{File, Files};
 use crate::memory::Memory;
-use crate::ops::Ops;
+use crate::ops::{Ops, Origin};
 use crate::sys;
 use crate::timers::Timers;
 use crate::waker::{WOKEN, Waker};
@@ -63,8 +63,11 @@ impl Core {
     #[inline]
     #[must_use]
     pub(crate) fn op_ended(&mut self, slot: u32, result: i64) -> Option<File> {
-        let (id, file) = self.ops.end(slot);
-        self.io_event(id, result);
+        let (origin, file) = self.ops.end(slot);
+        match origin {
+            Origin::Node(id) => self.io_event(id, result),
+            Origin::Front(token) => self.events.push_back(Event::Ended { token, result }),
+        }
         self.files.end(file)
     }
 

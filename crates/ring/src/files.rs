@@ -73,6 +73,16 @@ impl Files {
         (file.raw, file.fixed)
     }
 
+    /// The descriptor and its number in the kernel's table, for what is not counted as an operation on it.
+    #[inline]
+    #[track_caller]
+    pub(crate) fn target(&self, id: FileId) -> (RawFd, Option<u32>) {
+        match self.slots.get(id.0 as usize) {
+            Some(Some(file)) if !file.removed => (file.raw, file.fixed),
+            _ => panic!("{id:?} is not a file of this ring"),
+        }
+    }
+
     /// One is over; gives the file back when it was removed and this was the last.
     #[inline]
     #[must_use]

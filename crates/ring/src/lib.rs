@@ -27,7 +27,7 @@ mod timers;
 mod uring;
 mod waker;
 
-pub use config::{Choice, Chunk, EngineInfo, Event, ReceiveEnd, RingConfig, SocketId, Wait};
+pub use config::{Choice, Chunk, EngineInfo, Event, ReceiveEnd, RingConfig, SocketId, Token, Wait};
 pub use memory::ForeignMemory;
 pub use ring::KernelRing;
 pub use waker::Waker;

@@ -1,13 +1,23 @@
 //! File operations under way, by slot. What the kernel or an I/O thread carries is the slot's number, so an
 //! end is found by indexing. Lists of segments live in the slot until the end.
 
+use crate::config::Token;
 use queue::{FileId, IoId};
 
 /// The most operations under way at a time; as many as fit one CQ without its overflow list being the rule.
 pub(crate) const OPS_MAX: usize = 4096;
 
+/// Who asked for an operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Origin {
+    /// A node, for a request.
+    Node(IoId),
+    /// A front-end.
+    Front(Token),
+}
+
 struct Slot {
-    id: IoId,
+    id: Origin,
     file: FileId,
     /// Empty when the slot is free.
     started: Option<u64>,
@@ -24,7 +34,7 @@ pub(crate) struct Ops {
 impl Ops {
     /// Take a slot. `None`: too many are under way.
     #[inline]
-    pub(crate) fn begin(&mut self, id: IoId, file: FileId, started: u64) -> Option<u32> {
+    pub(crate) fn begin(&mut self, id: Origin, file: FileId, started: u64) -> Option<u32> {
         let number = match self.free.pop() {
             Some(number) => number,
             None if self.slots.len() < OPS_MAX => {
@@ -43,7 +53,7 @@ impl Ops {
     /// # Panics
     /// When it is free: an end came twice.
     #[inline]
-    pub(crate) fn end(&mut self, number: u32) -> (IoId, FileId) {
+    pub(crate) fn end(&mut self, number: u32) -> (Origin, FileId) {
         let slot = &mut self.slots[number as usize];
         assert!(slot.started.take().is_some(), "an operation ended twice");
         self.free.push(number);
@@ -56,7 +66,7 @@ impl Ops {
     }
 
     /// The slot that carries `id`. Looks at all of them: cancelling is rare.
-    pub(crate) fn find(&self, id: IoId) -> Option<u32> {
+    pub(crate) fn find(&self, id: Origin) -> Option<u32> {
         let found = self.slots.iter().position(|slot| slot.started.is_some() && slot.id == id)?;
         Some(found as u32)
     }

@@ -1,9 +1,10 @@
 //! The ring itself: picks the engine, and hands each wish to it or to what both share.
 
-use crate::config::{Choice, Chunk, EngineInfo, Event, RingConfig, SocketId, Wait};
+use crate::config::{Choice, Chunk, EngineInfo, Event, RingConfig, SocketId, Token, Wait};
 use crate::core::Core;
 use crate::epoll::Epoll;
 use crate::memory::ForeignMemory;
+use crate::ops::Origin;
 use crate::sys;
 use crate::uring::Uring;
 use crate::waker::Waker;
@@ -200,6 +201,50 @@ impl KernelRing {
         }
     }
 
+    /// Start an operation on a file for a front-end. It ends as [`Event::Ended`] with the bytes moved or a
+    /// negative errno. The memory may not go away until then.
+    ///
+    /// # Errors
+    /// [`RingFull`]: nothing was started.
+    #[inline]
+    pub fn start_for(
+        &mut self,
+        token: Token,
+        file: FileId,
+        op: FileOp,
+        data: &[Segment],
+    ) -> Result<(), RingFull> {
+        self.start_op(Origin::Front(token), file, op, data)
+    }
+
+    /// Hand a command to the driver behind a file (`IORING_OP_URING_CMD`). It ends as [`Event::Ended`] with
+    /// what the driver answers; on epoll, which has no such thing, with `-EOPNOTSUPP`. Whatever the command
+    /// names, memory and file, must stay until then.
+    #[inline]
+    pub fn command(&mut self, token: Token, file: FileId, op: u32, argument: [u8; 16]) {
+        match &mut *self.engine {
+            Engine::Uring(uring) => uring.command(&self.core, token, file, op, argument),
+            Engine::Epoll(_) => {
+                let result = -i64::from(libc::EOPNOTSUPP);
+                self.core.events.push_back(Event::Ended { token, result });
+            }
+        }
+    }
+
+    #[inline]
+    fn start_op(
+        &mut self,
+        origin: Origin,
+        file: FileId,
+        op: FileOp,
+        data: &[Segment],
+    ) -> Result<(), RingFull> {
+        match &mut *self.engine {
+            Engine::Uring(uring) => uring.start(&mut self.core, origin, file, op, data),
+            Engine::Epoll(epoll) => epoll.start(&mut self.core, origin, file, op, data),
+        }
+    }
+
     /// Copy bytes between two segments of our own memory of one length; they may overlap.
     ///
     /// # Panics
@@ -353,10 +398,7 @@ impl Ring for KernelRing {
 
     #[inline]
     fn start(&mut self, id: IoId, file: FileId, op: FileOp, data: &[Segment]) -> Result<(), RingFull> {
-        match &mut *self.engine {
-            Engine::Uring(uring) => uring.start(&mut self.core, id, file, op, data),
-            Engine::Epoll(epoll) => epoll.start(&mut self.core, id, file, op, data),
-        }
+        self.start_op(Origin::Node(id), file, op, data)
     }
 
     #[inline]
@@ -368,7 +410,7 @@ impl Ring for KernelRing {
         let core = &mut *self.core;
         if core.timers.cancel(id) {
             core.io_event(id, -i64::from(libc::ECANCELED));
-        } else if let Some(slot) = core.ops.find(id) {
+        } else if let Some(slot) = core.ops.find(Origin::Node(id)) {
             match &mut *self.engine {
                 Engine::Uring(uring) => uring.cancel_op(slot),
                 Engine::Epoll(epoll) => epoll.cancel_op(core, slot),

@@ -8,11 +8,12 @@ mod workers;
 
 use crate::config::SocketId;
 use crate::core::Core;
+use crate::ops::Origin;
 use crate::sockets::Sockets;
 use crate::sys;
 use crate::waker::WORKED;
 use block::Segment;
-use queue::{FileId, FileOp, IoId, RingFull};
+use queue::{FileId, FileOp, RingFull};
 use sockets::Socket;
 use std::collections::VecDeque;
 use std::io;
@@ -62,7 +63,7 @@ impl Epoll {
     pub(crate) fn start(
         &mut self,
         core: &mut Core,
-        id: IoId,
+        id: Origin,
         file: FileId,
         op: FileOp,
         data: &[Segment],

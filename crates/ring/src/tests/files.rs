@@ -242,3 +242,27 @@ fn lent_memory_is_written_sent_and_given_back() {
         assert_eq!(got, [42; 8192]);
     });
 }
+
+#[test]
+fn what_a_front_end_asks_for_ends_under_its_token() {
+    on_both(RingConfig::default(), |mut ring| {
+        let file = ring.add_file(file()).unwrap();
+        let data = filled(&mut ring, 512, pattern);
+        let token = Token { front: 3, index: 65_535, number: u32::MAX };
+        ring.start_for(token, file, FileOp::Write { offset: 0, durable: false }, &[data]).unwrap();
+        assert_eq!(ended(&mut ring), (token, 512));
+        // A plain file's driver knows no commands.
+        let token = Token { front: 0, index: 0, number: 7 };
+        ring.command(token, file, 1, [0; 16]);
+        assert_eq!(ended(&mut ring), (token, -i64::from(libc::EOPNOTSUPP)));
+        ring.remove_file(file);
+    });
+}
+
+#[track_caller]
+fn ended(ring: &mut KernelRing) -> (Token, i64) {
+    match next(ring) {
+        Event::Ended { token, result } => (token, result),
+        other => panic!("{other:?}"),
+    }
+}

@@ -8,16 +8,17 @@ mod buffers;
 mod setup;
 mod sockets;
 
-use crate::config::{Chunk, RingConfig, SocketId};
+use crate::config::{Chunk, Event, RingConfig, SocketId, Token};
 use crate::core::Core;
 use crate::files::File;
 use crate::memory::REGISTERED;
+use crate::ops::Origin;
 use crate::sockets::Sockets;
 use crate::sys::{self, Mapping};
 use block::Segment;
 use buffers::Buffers;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
-use queue::{FileId, FileOp, IoId, RingFull};
+use queue::{FileId, FileOp, RingFull};
 use setup::Fixed;
 use sockets::Socket;
 use std::collections::VecDeque;
@@ -27,7 +28,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What a completion is about: the top byte of its user data. The rest is a slot or a socket.
+/// What a completion is about: the top byte of its user data. The rest is a slot, a socket or a token.
 mod kind {
     pub(super) const FILE: u64 = 1 << 56;
     pub(super) const RECEIVE: u64 = 2 << 56;
@@ -35,6 +36,8 @@ mod kind {
     pub(super) const SEND: u64 = 4 << 56;
     pub(super) const WAKE: u64 = 5 << 56;
     pub(super) const CANCEL: u64 = 6 << 56;
+    /// The rest is a front-end's token.
+    pub(super) const COMMAND: u64 = 7 << 56;
     pub(super) const MASK: u64 = 0xff << 56;
 }
 
@@ -189,7 +192,7 @@ impl Uring {
     pub(crate) fn start(
         &mut self,
         core: &mut Core,
-        id: IoId,
+        id: Origin,
         file: FileId,
         op: FileOp,
         data: &[Segment],
@@ -247,6 +250,15 @@ impl Uring {
         };
         self.push(target.aim(entry).user_data(kind::FILE | u64::from(slot)));
         Ok(())
+    }
+
+    /// Hand a driver a command of its own. It has no slot, so it is never too many.
+    #[inline]
+    pub(crate) fn command(&mut self, core: &Core, token: Token, file: FileId, op: u32, argument: [u8; 16]) {
+        let (fd, fixed) = core.files.target(file);
+        let target = Target::new(fd, fixed);
+        let entry = opcode::UringCmd16::new(target.fd(), op).cmd(argument).build();
+        self.push(target.aim(entry).user_data(kind::COMMAND | token.bits()));
     }
 
     pub(crate) fn cancel_op(&mut self, slot: u32) {
@@ -356,6 +368,10 @@ impl Uring {
                 if let Some(file) = core.op_ended(number, result.into()) {
                     self.drop_file(file);
                 }
+            }
+            kind::COMMAND => {
+                let token = Token::from_bits(user_data);
+                core.events.push_back(Event::Ended { token, result: result.into() });
             }
             kind::RECEIVE => self.received(core, SocketId(number), result, flags),
             kind::FILL => self.filled(core, SocketId(number), result),
