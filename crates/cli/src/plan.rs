@@ -3,7 +3,7 @@
 use crate::args::ServeArgs;
 use crate::failure::Failure;
 use engine::spec::{DeviceName, LayerSpec, NbdAddress, StackSpec, TlsSpec, check_limits};
-use engine::topology::{DeviceSpec, ExportSpec, Topology};
+use engine::topology::{DeviceSpec, ExportKind, ExportSpec, NbdOptions, Topology};
 use std::fmt::Display;
 use std::path::Path;
 use std::str::FromStr;
@@ -59,21 +59,20 @@ fn exports(
     let certificates = args.tls_certificates.as_ref().map(|path| here.join(path));
     let tls = TlsSpec::new(mode, certificates, args.tls_verify_peer)
         .map_err(|why| Failure::usage(what, device, why))?;
-    let export = |address| ExportSpec {
-        device: device.clone(),
-        address,
-        name: args.nbd_name.clone().unwrap_or_else(|| device.to_string()),
-        tls: tls.clone(),
-        line: 0,
-    };
+    let options = NbdOptions { name: args.nbd_name.clone().unwrap_or_else(|| device.to_string()), tls };
+    let export = |kind| ExportSpec { device: device.clone(), kind, line: 0 };
     let rooted = |address| match address {
         NbdAddress::Unix(path) => NbdAddress::Unix(here.join(path)),
         tcp @ NbdAddress::Tcp { .. } => tcp,
     };
     if args.nbd.is_empty() {
-        return Ok(vec![export(None)]);
+        return Ok(vec![export(ExportKind::Default(options))]);
     }
-    args.nbd.iter().map(|text| Ok(export(Some(rooted(parsed(what, text)?))))).collect()
+    let nbd = |text: &String| {
+        let address = rooted(parsed(what, text)?);
+        Ok(export(ExportKind::Nbd { address, options: options.clone() }))
+    };
+    args.nbd.iter().map(nbd).collect()
 }
 
 fn parsed<T: FromStr<Err: Display>>(what: &str, text: &str) -> Result<T, Failure> {

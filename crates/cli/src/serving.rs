@@ -17,7 +17,7 @@ use engine::host::{Host, HostError};
 use engine::listen::{Listening, Socket};
 use engine::rundir::{ControlSocket, NameClaim, RunDir, RunDirError};
 use engine::spec::{DeviceName, NbdAddress};
-use engine::topology::{ExportSpec, Topology};
+use engine::topology::{ExportKind, ExportSpec, NbdOptions, Topology};
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -26,6 +26,14 @@ use tokio::sync::oneshot;
 
 /// How long answers of the control socket that are under way may take at the end.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
+
+/// Where a device can be reached.
+struct ShownAt {
+    /// As in the ready line: `nbd`.
+    kind: &'static str,
+    /// A URI or a path.
+    address: String,
+}
 
 /// A command that serves.
 struct Serving {
@@ -49,8 +57,10 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode, Failure> {
     }
     let inherited = inherited_sockets(what)?;
     if !inherited.is_empty() && !args.nbd.is_empty() {
-        let more = ExportSpec { address: None, ..topology.exports[0].clone() };
-        topology.exports.push(more);
+        let first = &topology.exports[0];
+        if let Some(options) = first.nbd_options().cloned() {
+            topology.exports.push(ExportSpec { kind: ExportKind::Default(options), ..first.clone() });
+        }
     }
     start(what, topology, args.run, args.name.is_none(), inherited)
 }
@@ -58,7 +68,9 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode, Failure> {
 pub(crate) fn up(args: &UpArgs) -> Result<ExitCode, Failure> {
     let topology = Topology::load(&args.file).map_err(|why| Failure::new("up", "", why))?;
     let inherited = inherited_sockets("up")?;
-    if !inherited.is_empty() && topology.exports.iter().all(|export| export.address.is_some()) {
+    if !inherited.is_empty()
+        && topology.exports.iter().all(|export| !matches!(export.kind, ExportKind::Default(_)))
+    {
         let why = "nothing is to be exported there (leave out nbd = … of an export)";
         return Err(Failure::new("up", "inherited socket", why));
     }
@@ -165,8 +177,8 @@ impl Serving {
         }
         let mut ready = String::new();
         for export in &topology.exports {
-            for uri in self.export(host, export)? {
-                ready += &self.ready_line(export.device.as_str(), &uri);
+            for shown in self.export(host, export)? {
+                ready += &self.ready_line(export.device.as_str(), &shown);
             }
         }
         for (name, claim) in claims {
@@ -175,13 +187,16 @@ impl Serving {
         Ok(ready)
     }
 
-    fn export(&mut self, host: &Arc<Host>, export: &ExportSpec) -> Result<Vec<String>, Failure> {
+    fn export(&mut self, host: &Arc<Host>, export: &ExportSpec) -> Result<Vec<ShownAt>, Failure> {
         let device = host.device(export.device.as_str()).ok_or(HostError::NoDevice);
-        let uris = device.and_then(|device| match &export.address {
-            Some(address) => Ok(vec![host.export_nbd(&device, address, &export.name, &export.tls)?]),
-            None => self.export_by_default(host, &device, export),
+        let shown = device.and_then(|device| match &export.kind {
+            ExportKind::Nbd { address, options } => {
+                let uri = host.export_nbd(&device, address, &options.name, &options.tls)?;
+                Ok(vec![ShownAt { kind: "nbd", address: uri }])
+            }
+            ExportKind::Default(options) => self.export_by_default(host, &device, options),
         });
-        uris.map_err(|why| self.failure(&export.device, why))
+        shown.map_err(|why| self.failure(&export.device, why))
     }
 
     /// Without an address: the service manager's sockets, or one of its own.
@@ -189,37 +204,40 @@ impl Serving {
         &mut self,
         host: &Arc<Host>,
         device: &Arc<Device>,
-        export: &ExportSpec,
-    ) -> Result<Vec<String>, HostError> {
-        let mut uris = Vec::new();
+        NbdOptions { name: export, tls }: &NbdOptions,
+    ) -> Result<Vec<ShownAt>, HostError> {
+        let mut shown = Vec::new();
         for address in &self.served_on {
-            uris.push(host.export_nbd(device, address, &export.name, &export.tls)?);
+            let address = host.export_nbd(device, address, export, tls)?;
+            shown.push(ShownAt { kind: "nbd", address });
         }
         for listening in std::mem::take(&mut self.inherited) {
             self.served_on.push(listening.address.clone());
-            uris.push(host.export_nbd_on(device, listening, &export.name, &export.tls)?);
+            let address = host.export_nbd_on(device, listening, export, tls)?;
+            shown.push(ShownAt { kind: "nbd", address });
         }
-        if !uris.is_empty() {
-            return Ok(uris);
+        if !shown.is_empty() {
+            return Ok(shown);
         }
-        let name = &export.device;
+        let name = device.name();
         if self.args.verbose {
             eprintln!(
                 "blockyard: {name}: no export was named, and ublk and loop are not in this build: it gets an \
                  NBD socket in the run directory"
             );
         }
-        let address = NbdAddress::Unix(self.run.nbd_socket(name.as_str()));
-        Ok(vec![host.export_nbd(device, &address, &export.name, &export.tls)?])
+        let address = NbdAddress::Unix(self.run.nbd_socket(name));
+        let address = host.export_nbd(device, &address, export, tls)?;
+        Ok(vec![ShownAt { kind: "nbd", address }])
     }
 
-    fn ready_line(&self, name: &str, address: &str) -> String {
+    fn ready_line(&self, name: &str, ShownAt { kind, address }: &ShownAt) -> String {
         if self.args.json {
             let pid = std::process::id();
-            let line = serde_json::json!({ "name": name, "export": "nbd", "address": address, "pid": pid });
+            let line = serde_json::json!({ "name": name, "export": kind, "address": address, "pid": pid });
             format!("{line}\n")
         } else {
-            format!("{name} nbd {address}\n")
+            format!("{name} {kind} {address}\n")
         }
     }
 

@@ -1,11 +1,11 @@
 //! A process's reactors, devices and listeners, and their life: what is made in which order, and how it
 //! ends without losing anything.
 
-use crate::control::ExportInfo;
+use crate::control::{BoxFuture, ExportInfo};
 use crate::device::{Device, DeviceConfig, DeviceError};
 use crate::listen::Listening;
 use crate::nbd::{Listener, NameTaken, Tls, TlsError};
-use crate::reactor::{Adoption, Reactor};
+use crate::reactor::{Attach, Reactor};
 use crate::spec::{NbdAddress, TlsSpec};
 use ring::{EngineInfo, RingConfig};
 use std::io;
@@ -64,11 +64,50 @@ pub enum HostError {
     Flush,
 }
 
-/// An NBD export of a device.
+/// One way in which a device is shown, from the control plane's side.
+pub(crate) trait Export: Send + Sync {
+    /// What `show` says.
+    fn info(&self, device: &Device) -> ExportInfo;
+
+    /// Offer it no longer. What clients have asked for is finished afterwards, while its queues are retired. A
+    /// refusal, as of a device that is in use, leaves it offered.
+    fn close<'a>(&'a self, device: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>>;
+
+    /// The device's queues are gone: remove what is left of the export.
+    fn closed(&self) -> BoxFuture<'_, Result<(), HostError>> {
+        Box::pin(async { Ok(()) })
+    }
+}
+
+/// An export and what it shows.
 struct Shown {
     device: Arc<Device>,
+    export: Arc<dyn Export>,
+}
+
+/// A device as one export of an NBD listener.
+struct NbdExport {
     listener: Arc<Listener>,
     name: String,
+}
+
+impl Export for NbdExport {
+    fn info(&self, device: &Device) -> ExportInfo {
+        ExportInfo {
+            kind: "nbd".to_owned(),
+            address: self.listener.uri(&self.name),
+            connections: device.connections().into(),
+            tls: self.listener.tls_mode().to_string(),
+        }
+    }
+
+    fn close<'a>(&'a self, device: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>> {
+        self.listener.exports().remove(device);
+        if self.listener.exports().is_empty() {
+            self.listener.close();
+        }
+        Box::pin(async { Ok(()) })
+    }
 }
 
 /// A listener that more exports may join.
@@ -175,8 +214,13 @@ impl Host {
             return Err(taken.into());
         }
         let uri = listener.uri(name);
-        lock(&self.shown).push(Shown { device: device.clone(), listener, name: name.to_owned() });
+        self.add_export(device, Arc::new(NbdExport { listener, name: name.to_owned() }));
         Ok(uri)
+    }
+
+    /// From here on the device is shown in this way, too.
+    pub(crate) fn add_export(&self, device: &Arc<Device>, export: Arc<dyn Export>) {
+        lock(&self.shown).push(Shown { device: device.clone(), export });
     }
 
     /// The listener of an address: the one there is, or a new one.
@@ -208,46 +252,56 @@ impl Host {
 
     /// How a device is offered.
     pub fn exports(&self, device: &Arc<Device>) -> Vec<ExportInfo> {
-        lock(&self.shown)
-            .iter()
-            .filter(|shown| Arc::ptr_eq(&shown.device, device))
-            .map(|shown| ExportInfo {
-                kind: "nbd".to_owned(),
-                address: shown.listener.uri(&shown.name),
-                connections: device.connections().into(),
-                tls: shown.listener.tls_mode().to_string(),
-            })
-            .collect()
+        self.exports_of(device).iter().map(|export| export.info(device)).collect()
     }
 
-    /// Hand a connection to the reactor whose turn it is.
-    pub(crate) fn adopt(&self, adoption: Adoption) {
+    /// Hand a new client of a device to the reactor whose turn it is.
+    pub(crate) fn attach(&self, device: Arc<Device>, attach: Attach) {
         let number = self.next_reactor.fetch_add(1, Relaxed) % self.reactors.len();
-        self.reactors[number].adopt(adoption);
+        self.reactors[number].attach(device, attach);
     }
 
     /// Take a device away: offer it no longer, finish what its clients asked for, flush, close. Clients
     /// that do not take their replies are cut off after a while.
     ///
     /// # Errors
-    /// [`HostError::NoDevice`]; [`HostError::Flush`] when the device is gone and its last flush failed.
+    /// [`HostError::NoDevice`]; what an export refuses, and the device stays; [`HostError::Flush`], and whatever an
+    /// export could not remove, when the device is gone.
     pub async fn remove_device(&self, name: &str) -> Result<(), HostError> {
-        let device = {
+        let (position, device) = {
             let mut devices = lock(&self.devices);
             let position = devices.iter().position(|d| d.name() == name).ok_or(HostError::NoDevice)?;
-            devices.remove(position)
+            (position, devices.remove(position))
         };
-        lock(&self.shown).retain(|shown| {
-            let keep = !Arc::ptr_eq(&shown.device, &device);
-            if !keep {
-                shown.listener.exports().remove(&device);
-                if shown.listener.exports().is_empty() {
-                    shown.listener.close();
-                }
+        let exports = self.exports_of(&device);
+        for export in &exports {
+            if let Err(refused) = export.close(&device).await {
+                let mut devices = lock(&self.devices);
+                let position = position.min(devices.len());
+                devices.insert(position, device);
+                return Err(refused);
             }
-            keep
-        });
+        }
+        lock(&self.shown).retain(|shown| !Arc::ptr_eq(&shown.device, &device));
         self.drop_unused_listeners();
+        let well = self.retire(&device).await;
+        let mut result = if well { Ok(()) } else { Err(HostError::Flush) };
+        for export in exports {
+            let removed = export.closed().await;
+            // A flush that failed matters more.
+            result = result.and(removed);
+        }
+        result
+    }
+
+    fn exports_of(&self, device: &Arc<Device>) -> Vec<Arc<dyn Export>> {
+        let shown = lock(&self.shown);
+        let of_it = shown.iter().filter(|shown| Arc::ptr_eq(&shown.device, device));
+        of_it.map(|shown| shown.export.clone()).collect()
+    }
+
+    /// Have all reactors finish with a device; whether its last flushes went well.
+    async fn retire(&self, device: &Arc<Device>) -> bool {
         let mut retired: Vec<_> = self.reactors.iter().map(|r| r.retire(device.clone())).collect();
         let all = async {
             let mut well = true;
@@ -257,14 +311,13 @@ impl Host {
             well
         };
         let mut all = std::pin::pin!(all);
-        let well = match tokio::time::timeout(GRACE, &mut all).await {
+        match tokio::time::timeout(GRACE, &mut all).await {
             Ok(well) => well,
             Err(_) => {
                 self.reactors.iter().for_each(|reactor| reactor.abort(device.clone()));
                 all.await
             }
-        };
-        if well { Ok(()) } else { Err(HostError::Flush) }
+        }
     }
 
     /// Listeners that offer nothing any more are closed already; forget them.

@@ -8,38 +8,41 @@
 //! *Invariant:* what mail brings is done between turns, so a queue is opened and removed only while none
 //! of its requests is moving.
 
-use crate::device::{Device, DeviceError, Held, Lane, Mounted};
+use crate::device::{self, Device, DeviceError, Held, Mounted};
 use block::Request;
-use exports::nbd::{Front, Turn};
-use proto::nbd::Session;
+use exports::nbd::DeviceFacts;
+use exports::{Fronts, Turn};
 use queue::{Done, Owner, Queue, QueueConfig, QueueId, Queues};
 use ring::{EngineInfo, Event, KernelRing, RingConfig, Wait, Waker};
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use tokio::sync::oneshot;
 
-/// The owner of requests that the reactor itself submits.
-const SELF: Owner = Owner(u32::MAX);
+/// The owner of requests that the reactor itself submits: no front-end has this number.
+const SELF: Owner = Owner::new(15, 0);
 /// Segments that one request's data may have: NBD payloads come in one piece.
 const SEGMENTS_PER_TAG: u16 = 4;
 
-/// A connection whose handshake is done.
-pub(crate) struct Adoption {
-    /// The socket, in its transmission phase.
-    pub(crate) fd: OwnedFd,
-    /// What was negotiated.
-    pub(crate) session: Session,
-    /// The device.
-    pub(crate) device: Arc<Device>,
-    /// Bytes received behind the handshake.
-    pub(crate) leftover: Vec<u8>,
+/// What a front-end is told of a queue that it is to serve.
+pub(crate) struct Lane {
+    /// The queue.
+    pub(crate) queue: QueueId,
+    /// Front-end requests in flight on it at most.
+    pub(crate) depth: u16,
+    /// What may be counted on.
+    pub(crate) facts: DeviceFacts,
+    /// Its counters, and how many clients it has, for whoever asks.
+    pub(crate) shown: Arc<device::Lane>,
 }
 
+/// Gives a front-end of a reactor something to serve. It runs on the reactor's thread, between turns.
+pub(crate) type Attach = Box<dyn FnOnce(&Lane, &mut Fronts, &mut Turn<'_>) + Send>;
+
 enum Mail {
-    Adopt(Box<Adoption>),
+    /// Serve a device to a new client, through a queue that is made if it is not there.
+    Attach(Arc<Device>, Attach),
     /// Finish what the device's connections have asked for, close them, flush, drop the queue.
     Retire(Arc<Device>, oneshot::Sender<bool>),
     /// Close the device's connections whatever they still owe.
@@ -82,8 +85,10 @@ impl Reactor {
         &self.engine
     }
 
-    pub(crate) fn adopt(&self, adoption: Adoption) {
-        self.post(Mail::Adopt(Box::new(adoption)));
+    /// Have `attach` called with the device's queue on this thread. It is dropped uncalled when the device is being
+    /// retired or cannot be served here.
+    pub(crate) fn attach(&self, device: Arc<Device>, attach: Attach) {
+        self.post(Mail::Attach(device, attach));
     }
 
     /// Ends with whether the final flush went well once nothing of the device is left on this thread.
@@ -116,8 +121,7 @@ impl Reactor {
 /// A device that this thread serves.
 struct Hosted {
     device: Arc<Device>,
-    lane: Arc<Lane>,
-    queue: QueueId,
+    lane: Lane,
     held: Held,
     retiring: Option<Retiring>,
 }
@@ -132,7 +136,7 @@ struct State {
     number: usize,
     ring: KernelRing,
     queues: Queues<KernelRing>,
-    front: Front,
+    fronts: Fronts,
     inbox: Receiver<Mail>,
     hosted: Vec<Hosted>,
     stopping: bool,
@@ -144,7 +148,7 @@ impl State {
             number,
             ring,
             queues: Queues::default(),
-            front: Front::default(),
+            fronts: Fronts::default(),
             inbox,
             hosted: Vec::new(),
             stopping: false,
@@ -155,7 +159,7 @@ impl State {
         let mut finished = Vec::new();
         let mut done = Vec::new();
         while !self.stopping {
-            let more = self.queues.any_touched() || self.front.is_dirty();
+            let more = self.queues.any_touched() || self.fronts.is_dirty();
             if let Err(error) = self.ring.turn(if more { Wait::No } else { Wait::UntilEvent }) {
                 tracing::error!(reactor = self.number, %error, "the ring failed");
                 return;
@@ -169,7 +173,7 @@ impl State {
                     }
                     Event::Woken => has_mail = true,
                     event => {
-                        self.front.event(event, &mut Turn { ring: &mut self.ring, queues: &mut self.queues })
+                        self.fronts.event(event, &mut Turn { ring: &mut self.ring, queues: &mut self.queues })
                     }
                 }
             }
@@ -193,12 +197,12 @@ impl State {
                         self.flushed(id, end);
                     } else {
                         let turn = &mut Turn { ring: &mut self.ring, queues: &mut self.queues };
-                        self.front.done(id, end, turn);
+                        self.fronts.done(id, end, turn);
                     }
                 }
             }
         }
-        self.front.commit(&mut Turn { ring: &mut self.ring, queues: &mut self.queues });
+        self.fronts.commit(&mut Turn { ring: &mut self.ring, queues: &mut self.queues });
         if self.hosted.iter().any(|hosted| hosted.retiring.is_some()) {
             self.go_on_retiring();
         }
@@ -207,12 +211,12 @@ impl State {
     fn read_mail(&mut self) {
         while let Ok(mail) = self.inbox.try_recv() {
             match mail {
-                Mail::Adopt(adoption) => self.adopt(*adoption),
+                Mail::Attach(device, attach) => self.attach(&device, attach),
                 Mail::Retire(device, done) => self.retire(&device, done),
                 Mail::Abort(device) => {
-                    if let Some(id) = self.find(&device).map(|hosted| hosted.queue) {
+                    if let Some(id) = self.find(&device).map(|hosted| hosted.lane.queue) {
                         let turn = &mut Turn { ring: &mut self.ring, queues: &mut self.queues };
-                        self.front.abort_lane(id, turn);
+                        self.fronts.close_lane(id, true, turn);
                     }
                 }
                 Mail::Stop => self.stopping = true,
@@ -224,38 +228,36 @@ impl State {
         self.hosted.iter_mut().find(|hosted| Arc::ptr_eq(&hosted.device, device))
     }
 
-    fn adopt(&mut self, adoption: Adoption) {
-        let Adoption { fd, session, device, leftover } = adoption;
-        let known = self.find(&device).map(|hosted| (hosted.queue, hosted.retiring.is_some()));
-        let queue = match known {
-            Some((_, true)) => return,
-            Some((queue, false)) => queue,
-            None => match self.host(&device) {
-                Ok(queue) => queue,
+    fn attach(&mut self, device: &Arc<Device>, attach: Attach) {
+        let position = match self.hosted.iter().position(|hosted| Arc::ptr_eq(&hosted.device, device)) {
+            Some(position) => position,
+            None => match self.host(device) {
+                Ok(position) => position,
                 Err(error) => {
-                    tracing::error!(device = device.name(), %error, "no queue for a connection");
+                    tracing::error!(device = device.name(), %error, "no queue for a client");
                     return;
                 }
             },
         };
-        let turn = &mut Turn { ring: &mut self.ring, queues: &mut self.queues };
-        if let Err(error) = self.front.adopt(fd, session, queue, &leftover, turn) {
-            tracing::error!(device = device.name(), %error, "a connection could not be taken over");
+        let hosted = &self.hosted[position];
+        if hosted.retiring.is_none() {
+            let turn = &mut Turn { ring: &mut self.ring, queues: &mut self.queues };
+            attach(&hosted.lane, &mut self.fronts, turn);
         }
     }
 
-    /// Make a hardware queue for the device on this thread.
-    fn host(&mut self, device: &Arc<Device>) -> Result<QueueId, DeviceError> {
+    /// Make a hardware queue for the device on this thread: its place among those hosted.
+    fn host(&mut self, device: &Arc<Device>) -> Result<usize, DeviceError> {
         let id = self.queues.vacant();
         let Mounted { stack, facts, held } = device.mount(&mut self.ring)?;
         let config =
             QueueConfig { id, depth: device.depth(), segments_per_tag: SEGMENTS_PER_TAG, timeout_ns: None };
         let queue = Queue::new(config, stack)?;
-        let lane = device.add_lane(self.number, queue.stats().clone());
+        let shown = device.add_lane(self.number, queue.stats().clone());
         self.queues.insert(queue);
-        self.front.open_lane(id, device.depth(), facts, lane.connections.clone());
-        self.hosted.push(Hosted { device: device.clone(), lane, queue: id, held, retiring: None });
-        Ok(id)
+        let lane = Lane { queue: id, depth: device.depth(), facts, shown };
+        self.hosted.push(Hosted { device: device.clone(), lane, held, retiring: None });
+        Ok(self.hosted.len() - 1)
     }
 
     fn retire(&mut self, device: &Arc<Device>, done: oneshot::Sender<bool>) {
@@ -265,8 +267,8 @@ impl State {
             return;
         };
         hosted.retiring = Some(Retiring { done, flushed: None });
-        let id = hosted.queue;
-        self.front.close_lane(id, &mut Turn { ring: &mut self.ring, queues: &mut self.queues });
+        let id = hosted.lane.queue;
+        self.fronts.close_lane(id, false, &mut Turn { ring: &mut self.ring, queues: &mut self.queues });
     }
 
     /// Take devices that are being retired a step further: wait for connections, flush, drop.
@@ -274,13 +276,13 @@ impl State {
         let mut position = 0;
         while position < self.hosted.len() {
             let hosted = &mut self.hosted[position];
-            let id = hosted.queue;
+            let id = hosted.lane.queue;
             let Some(retiring) = &mut hosted.retiring else {
                 position += 1;
                 continue;
             };
             match retiring.flushed {
-                None if self.front.connections(id) == 0 => {
+                None if !self.fronts.is_open(id) => {
                     let queue = self.queues.touch(id);
                     if let Some(tag) = queue.tag() {
                         retiring.flushed = Some(None);
@@ -290,8 +292,9 @@ impl State {
                 Some(Some(well)) => {
                     let hosted = self.hosted.swap_remove(position);
                     self.queues.remove(id);
-                    self.front.drop_lane(id);
-                    hosted.device.remove_lane(&hosted.lane);
+                    let turn = &mut Turn { ring: &mut self.ring, queues: &mut self.queues };
+                    self.fronts.drop_lane(id, turn);
+                    hosted.device.remove_lane(&hosted.lane.shown);
                     hosted.held.release(&mut self.ring);
                     if let Some(retiring) = hosted.retiring {
                         let _ = retiring.done.send(well);
@@ -306,7 +309,7 @@ impl State {
 
     fn flushed(&mut self, id: QueueId, end: Done) {
         self.queues.get_mut(id).release(end.tag);
-        for hosted in self.hosted.iter_mut().filter(|hosted| hosted.queue == id) {
+        for hosted in self.hosted.iter_mut().filter(|hosted| hosted.lane.queue == id) {
             if let Some(retiring) = &mut hosted.retiring {
                 retiring.flushed = Some(Some(end.status.is_ok()));
             }

@@ -5,4 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod fronts;
 pub mod nbd;
+
+pub use fronts::{Front, FrontNumber, Fronts, Turn};

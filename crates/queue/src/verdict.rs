@@ -22,9 +22,30 @@ pub const DEPTH_MAX: usize = 8;
 /// cannot starve the queue. A stack of depth 8 that retries each of its paths once stays well below.
 const HOPS_MAX: u32 = 64;
 
-/// Whom a front-end's request belongs to: the front-end's own number, handed back when it is done.
+/// Whom a request belongs to, handed back when it is done: which front-end of the thread in the top four bits, and
+/// a number of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Owner(pub u32);
+
+impl Owner {
+    const INDEX_BITS: u32 = 28;
+
+    /// Number `index`, below 2^28, of front-end `front`, below 16.
+    pub const fn new(front: u8, index: u32) -> Owner {
+        debug_assert!(front < 16 && index < 1 << Owner::INDEX_BITS);
+        Owner((front as u32) << Owner::INDEX_BITS | index)
+    }
+
+    /// Which front-end.
+    pub const fn front(self) -> u8 {
+        (self.0 >> Owner::INDEX_BITS) as u8
+    }
+
+    /// Its own number.
+    pub const fn index(self) -> u32 {
+        self.0 & ((1 << Owner::INDEX_BITS) - 1)
+    }
+}
 
 /// A request that is over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -3,7 +3,7 @@
 use super::{Exports, Listener, Tls};
 use crate::host::Host;
 use crate::listen::Socket;
-use crate::reactor::Adoption;
+use crate::reactor::Attach;
 use proto::nbd::Session;
 use proto::nbd::server::{Handshake, Step};
 use std::collections::VecDeque;
@@ -216,6 +216,19 @@ where
 fn hand_over(fd: OwnedFd, session: Session, leftover: Vec<u8>, exports: &Exports, host: &Arc<Host>) {
     // The device may have gone since the handshake looked it up: then the connection closes.
     if let Some(device) = exports.device(session.export) {
-        host.adopt(Adoption { fd, session, device, leftover });
+        host.attach(device, adoption(fd, session, leftover));
     }
+}
+
+/// Hands a connection whose handshake is done to a reactor. `leftover`: bytes received behind the handshake.
+pub(crate) fn adoption(fd: OwnedFd, session: Session, leftover: Vec<u8>) -> Attach {
+    Box::new(move |lane, fronts, turn| {
+        let front = &mut fronts.nbd;
+        if !front.has_lane(lane.queue) {
+            front.open_lane(lane.queue, lane.depth, lane.facts, lane.shown.connections.clone());
+        }
+        if let Err(error) = front.adopt(fd, session, lane.queue, &leftover, turn) {
+            tracing::error!(%error, "a connection could not be taken over");
+        }
+    })
 }

@@ -1,6 +1,6 @@
 //! What is wrong with a topology as a whole, and with the files that it names.
 
-use super::{DeviceSpec, ExportSpec, Problem, Topology};
+use super::{DeviceSpec, ExportKind, ExportSpec, NbdOptions, Problem, Topology};
 use crate::spec::{FileSpec, NbdAddress, StackSpec};
 use rustix::fs::{Access, access};
 use std::collections::HashMap;
@@ -11,24 +11,24 @@ impl Topology {
     /// Exports and devices that contradict each other. Looks at no file.
     pub fn conflicts(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
-        let mut seen: HashMap<&NbdAddress, Vec<&ExportSpec>> = HashMap::new();
+        let mut seen: HashMap<&NbdAddress, Vec<&NbdOptions>> = HashMap::new();
         for export in &self.exports {
             if !self.devices.iter().any(|device| device.name == export.device) {
                 let why = format!("there is no device \"{}\" (write [device.{0}])", export.device);
                 problems.push(Problem::new(export.line, "export.device", why));
             }
-            let Some(address) = &export.address else { continue };
+            let ExportKind::Nbd { address, options } = &export.kind else { continue };
             let others = seen.entry(address).or_default();
-            if others.iter().any(|other| other.name == export.name) {
+            if others.iter().any(|other| other.name == options.name) {
                 let why =
-                    format!("{address} has an export \"{}\" already (give one another name)", export.name);
+                    format!("{address} has an export \"{}\" already (give one another name)", options.name);
                 problems.push(Problem::new(export.line, "export.name", why));
             }
-            if others.first().is_some_and(|first| first.tls != export.tls) {
+            if others.first().is_some_and(|first| first.tls != options.tls) {
                 let why = format!("another export at {address} has other TLS settings (make them the same)");
                 problems.push(Problem::new(export.line, "export.tls", why));
             }
-            others.push(export);
+            others.push(options);
         }
         problems
     }
@@ -107,12 +107,13 @@ fn writable_directory(path: &Path) -> Result<(), String> {
 
 fn check_export(export: &ExportSpec) -> Vec<Problem> {
     let mut problems = Vec::new();
-    if let Some(NbdAddress::Unix(path)) = &export.address
+    if let Some(NbdAddress::Unix(path)) = export.nbd_address()
         && let Err(why) = writable_directory(path)
     {
         problems.push(Problem::new(export.line, "export.nbd", why));
     }
-    let Some((chain, key, authority)) = export.tls.files() else { return problems };
+    let files = export.nbd_options().and_then(|options| options.tls.files());
+    let Some((chain, key, authority)) = files else { return problems };
     for file in [Some(chain), Some(key), authority].into_iter().flatten() {
         if let Err(why) = access(&file, Access::READ_OK) {
             let why = format!("{}: {}", file.display(), std::io::Error::from(why));

@@ -91,14 +91,56 @@ pub struct DeviceSpec {
 pub struct ExportSpec {
     /// Which device.
     pub device: DeviceName,
-    /// Where clients connect; none: an NBD socket in the run directory.
-    pub address: Option<NbdAddress>,
+    /// How.
+    pub kind: ExportKind,
+    /// Where it was described; 0 on a command line.
+    pub line: u32,
+}
+
+/// How a device is shown.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ExportKind {
+    /// Nothing was asked for: the best that this host has. What is said applies if that is NBD.
+    Default(NbdOptions),
+    /// To NBD clients.
+    Nbd {
+        /// Where they connect.
+        address: NbdAddress,
+        /// The rest.
+        options: NbdOptions,
+    },
+}
+
+/// How NBD clients see a device, wherever that is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NbdOptions {
     /// The name clients ask for.
     pub name: String,
     /// Whether they use TLS.
     pub tls: TlsSpec,
-    /// Where it was described; 0 on a command line.
-    pub line: u32,
+}
+
+impl ExportSpec {
+    /// What applies if it is shown to NBD clients.
+    pub fn nbd_options(&self) -> Option<&NbdOptions> {
+        match &self.kind {
+            ExportKind::Default(options) | ExportKind::Nbd { options, .. } => Some(options),
+        }
+    }
+
+    fn nbd_options_mut(&mut self) -> Option<&mut NbdOptions> {
+        match &mut self.kind {
+            ExportKind::Default(options) | ExportKind::Nbd { options, .. } => Some(options),
+        }
+    }
+
+    /// Where NBD clients connect, if that was said.
+    pub fn nbd_address(&self) -> Option<&NbdAddress> {
+        match &self.kind {
+            ExportKind::Default(_) => None,
+            ExportKind::Nbd { address, .. } => Some(address),
+        }
+    }
 }
 
 /// What one process shall serve.
@@ -180,8 +222,10 @@ impl Topology {
         let before = std::mem::replace(&mut device.name, name.clone());
         for export in self.exports.iter_mut().filter(|export| export.device == before) {
             export.device = name.clone();
-            if export.name == before.as_str() {
-                export.name = name.to_string();
+            if let Some(options) = export.nbd_options_mut()
+                && options.name == before.as_str()
+            {
+                options.name = name.to_string();
             }
         }
     }

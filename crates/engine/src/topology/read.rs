@@ -1,6 +1,6 @@
 //! From TOML to a topology. Every problem is kept, and reading goes on.
 
-use super::{DEPTH_MAX, DeviceSpec, ExportSpec, Problem, QUEUES_MAX, Topology};
+use super::{DEPTH_MAX, DeviceSpec, ExportKind, ExportSpec, NbdOptions, Problem, QUEUES_MAX, Topology};
 use crate::spec::{DeviceName, NbdAddress, TlsMode, TlsSpec};
 use std::fmt::Display;
 use std::path::Path;
@@ -72,9 +72,10 @@ impl Reader<'_> {
             if !topology.exports.iter().any(|export| export.device == device.name) {
                 topology.exports.push(ExportSpec {
                     device: device.name.clone(),
-                    address: None,
-                    name: device.name.to_string(),
-                    tls: TlsSpec::default(),
+                    kind: ExportKind::Default(NbdOptions {
+                        name: device.name.to_string(),
+                        tls: TlsSpec::default(),
+                    }),
                     line: device.line,
                 });
             }
@@ -186,13 +187,12 @@ impl Reader<'_> {
         let tls = TlsSpec::new(mode, certificates, verify_peer)
             .map_err(|why| self.problems.push(Problem::new(line, join(path, "tls"), why)));
         let device = device?;
-        Some(ExportSpec {
-            name: name.unwrap_or_else(|| device.to_string()),
-            device,
-            address,
-            tls: tls.ok()?,
-            line,
-        })
+        let options = NbdOptions { name: name.unwrap_or_else(|| device.to_string()), tls: tls.ok()? };
+        let kind = match address {
+            Some(address) => ExportKind::Nbd { address, options },
+            None => ExportKind::Default(options),
+        };
+        Some(ExportSpec { device, kind, line })
     }
 
     fn known_keys(&mut self, at: At<'_>, known: &[&str]) {

@@ -46,11 +46,13 @@ nbd = "tcp:localhost:10809"
     assert_eq!((zeta.limits.as_deref(), zeta.depth), (Some("max_segments=64"), Some(64)));
     assert_eq!((alpha.name.as_str(), alpha.depth, alpha.line), ("alpha", None, 12));
     let [socket, tcp, default] = &topology.exports[..] else { panic!() };
-    assert_eq!(socket.address, Some(NbdAddress::Unix("/etc/yard/disk.sock".into())));
-    assert_eq!((socket.name.as_str(), socket.tls.mode), ("backup", TlsMode::Require));
-    assert_eq!(socket.tls.certificates.as_deref(), Some(Path::new("/etc/yard/pki")));
-    assert_eq!((tcp.name.as_str(), tcp.tls.mode), ("zeta", TlsMode::Off));
-    assert_eq!((default.device.as_str(), &default.address), ("alpha", &None));
+    let ExportKind::Nbd { address, options } = &socket.kind else { panic!() };
+    assert_eq!(*address, NbdAddress::Unix("/etc/yard/disk.sock".into()));
+    assert_eq!((options.name.as_str(), options.tls.mode), ("backup", TlsMode::Require));
+    assert_eq!(options.tls.certificates.as_deref(), Some(Path::new("/etc/yard/pki")));
+    let options = tcp.nbd_options().unwrap();
+    assert_eq!((options.name.as_str(), options.tls.mode), ("zeta", TlsMode::Off));
+    assert_eq!((default.device.as_str(), default.nbd_address()), ("alpha", None));
 }
 
 #[test]
@@ -177,6 +179,7 @@ fn a_device_that_is_renamed_takes_its_exports_along() {
     let mut topology = parse(text).unwrap();
     topology.rename(0, &"b".parse().unwrap());
     assert_eq!(topology.devices[0].name.as_str(), "b");
-    let exports: Vec<_> = topology.exports.iter().map(|e| (e.device.as_str(), e.name.as_str())).collect();
+    let exports: Vec<_> =
+        topology.exports.iter().map(|e| (e.device.as_str(), &*e.nbd_options().unwrap().name)).collect();
     assert_eq!(exports, [("b", "x"), ("b", "b")]);
 }

@@ -7,6 +7,7 @@
 use super::connection::{HELD_MAX, Input, READ_AHEAD_MAX, Receiving};
 use super::outbox::Owed;
 use super::{Front, Memory, Pdu, Stage, Turn};
+use crate::FrontNumber;
 use block::{Bytes, Extent, Flags, Op, Request as BlockRequest, Segment};
 use proto::nbd::extents::StatusQuery;
 use proto::nbd::server::{self, Accepted, Order, Refused};
@@ -386,7 +387,7 @@ impl Front {
         connection.input = Input::START;
         connection.in_stack += 1;
         connection.owed.add(owed_for(&pdu.request));
-        queue.submit(tag, Owner(index), req, turn.ring);
+        queue.submit(tag, Owner::new(FrontNumber::Nbd as u8, index), req, turn.ring);
         Ok(())
     }
 

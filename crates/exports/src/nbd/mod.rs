@@ -16,12 +16,13 @@ mod intake;
 mod outbox;
 mod reply;
 
+use crate::Turn;
 use block::{Data, Segment};
 use connection::{Connection, Input, Receiving};
 pub use connection::{HELD_MAX, UNANSWERED_MAX};
 use proto::nbd::extents::StatusQuery;
 use proto::nbd::{Command, Request, Session};
-use queue::{QueueId, Queues, Ring};
+use queue::{Done, QueueId, Ring};
 use ring::{Chunk, Event, KernelRing, ReceiveEnd};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -112,14 +113,6 @@ pub struct Front {
     status_reply: Vec<u8>,
 }
 
-/// What the front-end works with during a turn.
-pub struct Turn<'a> {
-    /// The thread's ring.
-    pub ring: &'a mut KernelRing,
-    /// The thread's queues.
-    pub queues: &'a mut Queues<KernelRing>,
-}
-
 impl Front {
     /// Serve connections to the device behind this queue, which has `depth` tags. Their number is kept
     /// in `connections`.
@@ -131,14 +124,9 @@ impl Front {
         self.lanes[index] = Some(Lane { facts, pdus: vec![Pdu::VACANT; depth.into()].into(), connections });
     }
 
-    /// The device behind this queue is gone; it had no connections left.
-    pub fn drop_lane(&mut self, queue: QueueId) {
-        self.lanes[usize::from(queue.0)] = None;
-    }
-
-    /// Connections to the device behind this queue.
-    pub fn connections(&self, queue: QueueId) -> u32 {
-        self.lanes[usize::from(queue.0)].as_ref().map_or(0, |lane| lane.connections.load(Relaxed))
+    /// Whether connections to the device behind this queue are served.
+    pub fn has_lane(&self, queue: QueueId) -> bool {
+        self.lanes.get(usize::from(queue.0)).is_some_and(Option::is_some)
     }
 
     fn count_connection(&mut self, queue: QueueId, by: i32) {
@@ -175,65 +163,6 @@ impl Front {
         self.count_connection(queue, 1);
         self.mark(index as u32);
         Ok(())
-    }
-
-    /// Stop taking in requests for this device; what was taken in is answered, then connections close.
-    pub fn close_lane(&mut self, queue: QueueId, turn: &mut Turn<'_>) {
-        for index in 0..self.connections.len() as u32 {
-            if self.connection(index).is_some_and(|c| c.queue == queue) {
-                self.end(index, turn);
-            }
-        }
-    }
-
-    /// Close connections to this device now, whatever they owe.
-    pub fn abort_lane(&mut self, queue: QueueId, turn: &mut Turn<'_>) {
-        self.close_lane(queue, turn);
-        for connection in self.connections.iter_mut().flatten().filter(|c| c.queue == queue) {
-            if !std::mem::replace(&mut connection.closed, true) {
-                turn.ring.close(connection.socket);
-            }
-        }
-    }
-
-    /// Something happened on a socket.
-    pub fn event(&mut self, event: Event, turn: &mut Turn<'_>) {
-        match event {
-            Event::Received { owner, segment, chunk, .. } => self.received(owner, segment, chunk, turn),
-            Event::ReceiveEnded { owner, end, .. } => self.receive_ended(owner, end, turn),
-            Event::Filled { owner, result, .. } => self.filled(owner, result, turn),
-            Event::Sent { owner, result, .. } => self.sent(owner, result, turn),
-            Event::Closed { owner, .. } => self.gone(owner, turn),
-            Event::Io { .. } | Event::Woken => debug_assert!(false, "not a socket's event: {event:?}"),
-        }
-    }
-
-    /// The end of a batch: send what has gathered, and take up what waited for room.
-    pub fn commit(&mut self, turn: &mut Turn<'_>) {
-        for _ in 0..self.starved.len() {
-            let Some(index) = self.starved.pop_front() else { break };
-            self.mark(index);
-        }
-        let mut list = std::mem::replace(&mut self.dirty, std::mem::take(&mut self.spare_list));
-        for index in list.drain(..) {
-            let Some(connection) = self.connection_mut(index) else { continue };
-            connection.dirty = false;
-            if connection.closed {
-                continue;
-            }
-            connection.outbox.start(connection.socket, turn.ring);
-            if connection.ending {
-                self.close_if_quiet(index, turn);
-            } else {
-                self.take_up(index, turn);
-            }
-        }
-        self.spare_list = list;
-    }
-
-    /// Whether [`commit`](Front::commit) has something left to do.
-    pub fn is_dirty(&self) -> bool {
-        !self.dirty.is_empty()
     }
 
     fn connection(&self, index: u32) -> Option<&Connection> {
@@ -337,6 +266,78 @@ impl Front {
         *uses -= 1;
         if *uses == 0 {
             ring.give_back(chunk);
+        }
+    }
+}
+
+impl crate::Front for Front {
+    fn event(&mut self, event: Event, turn: &mut Turn<'_>) {
+        match event {
+            Event::Received { owner, segment, chunk, .. } => self.received(owner, segment, chunk, turn),
+            Event::ReceiveEnded { owner, end, .. } => self.receive_ended(owner, end, turn),
+            Event::Filled { owner, result, .. } => self.filled(owner, result, turn),
+            Event::Sent { owner, result, .. } => self.sent(owner, result, turn),
+            Event::Closed { owner, .. } => self.gone(owner, turn),
+            Event::Io { .. } | Event::Ended { .. } | Event::Woken => {
+                debug_assert!(false, "not a socket's event: {event:?}")
+            }
+        }
+    }
+
+    fn done(&mut self, queue: QueueId, done: Done, turn: &mut Turn<'_>) {
+        self.answer(queue, done, turn);
+    }
+
+    fn commit(&mut self, turn: &mut Turn<'_>) {
+        for _ in 0..self.starved.len() {
+            let Some(index) = self.starved.pop_front() else { break };
+            self.mark(index);
+        }
+        let mut list = std::mem::replace(&mut self.dirty, std::mem::take(&mut self.spare_list));
+        for index in list.drain(..) {
+            let Some(connection) = self.connection_mut(index) else { continue };
+            connection.dirty = false;
+            if connection.closed {
+                continue;
+            }
+            connection.outbox.start(connection.socket, turn.ring);
+            if connection.ending {
+                self.close_if_quiet(index, turn);
+            } else {
+                self.take_up(index, turn);
+            }
+        }
+        self.spare_list = list;
+    }
+
+    fn is_dirty(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    fn close_lane(&mut self, queue: QueueId, now: bool, turn: &mut Turn<'_>) {
+        for index in 0..self.connections.len() as u32 {
+            if self.connection(index).is_some_and(|c| c.queue == queue) {
+                self.end(index, turn);
+            }
+        }
+        if !now {
+            return;
+        }
+        for connection in self.connections.iter_mut().flatten().filter(|c| c.queue == queue) {
+            if !std::mem::replace(&mut connection.closed, true) {
+                turn.ring.close(connection.socket);
+            }
+        }
+    }
+
+    fn is_open(&self, queue: QueueId) -> bool {
+        let lane = self.lanes.get(usize::from(queue.0)).and_then(Option::as_ref);
+        lane.is_some_and(|lane| lane.connections.load(Relaxed) > 0)
+    }
+
+    fn drop_lane(&mut self, queue: QueueId, _: &mut Turn<'_>) {
+        if let Some(lane) = self.lanes.get_mut(usize::from(queue.0)) {
+            *lane = None;
         }
     }
 }

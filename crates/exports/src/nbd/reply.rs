@@ -10,13 +10,14 @@ use block::{Bytes, Data, Extent, Flags, Op, Request as BlockRequest, Segment, St
 use proto::nbd::extents::{put_block_status, reply_len};
 use proto::nbd::reply::MAX_FIXED;
 use proto::nbd::{Command, NbdError, Request, Style, error_of};
-use queue::{Done, Owner, QueueId, Ring};
+use queue::{Done, QueueId, Ring};
 use ring::KernelRing;
 
 impl Front {
     /// A request that we submitted to this queue is over.
-    pub fn done(&mut self, queue_id: QueueId, done: Done, turn: &mut Turn<'_>) {
-        let Done { tag, owner: Owner(index), status } = done;
+    pub(super) fn answer(&mut self, queue_id: QueueId, done: Done, turn: &mut Turn<'_>) {
+        let Done { tag, owner, status } = done;
+        let index = owner.index();
         let Some(lane) = self.lanes[usize::from(queue_id.0)].as_mut() else { return };
         let pdu = lane.pdus[tag.index()];
         let lends = lane.facts.lends;
@@ -35,7 +36,7 @@ impl Front {
                 if let Some(lane) = self.lanes[usize::from(queue_id.0)].as_mut() {
                     lane.pdus[tag.index()] = pdu;
                 }
-                return turn.queues.touch(queue_id).submit(tag, Owner(index), req, turn.ring);
+                return turn.queues.touch(queue_id).submit(tag, owner, req, turn.ring);
             }
             Step::Reply => {
                 turn.queues.get_mut(queue_id).release(tag);

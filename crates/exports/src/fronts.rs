@@ -1,0 +1,109 @@
+//! The front-ends of one reactor, side by side: which of them an event or an ended request is for.
+//!
+//! A front-end that is asked about a queue that it does not serve does nothing: closing a device asks all of them.
+
+use crate::nbd;
+use queue::{Done, QueueId, Queues};
+use ring::{Event, KernelRing};
+
+/// The number of a front-end, in the owners of its requests and in its tokens. Below 15.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum FrontNumber {
+    /// NBD connections.
+    Nbd = 0,
+}
+
+/// What a front-end works with during a turn.
+pub struct Turn<'a> {
+    /// The thread's ring.
+    pub ring: &'a mut KernelRing,
+    /// The thread's queues.
+    pub queues: &'a mut Queues<KernelRing>,
+}
+
+/// What turns what hosts ask for into requests of a queue, and what ends there into answers, on one reactor.
+pub trait Front {
+    /// Something that the ring was asked for has come or ended.
+    fn event(&mut self, event: Event, turn: &mut Turn<'_>);
+
+    /// A request of its own has ended. The tag is the front-end's to release.
+    fn done(&mut self, queue: QueueId, done: Done, turn: &mut Turn<'_>);
+
+    /// The end of a batch: hand out what has gathered, and take up what waited for room.
+    fn commit(&mut self, turn: &mut Turn<'_>);
+
+    /// Whether [`commit`](Front::commit) has something left to do, so that the thread must not sleep.
+    fn is_dirty(&self) -> bool;
+
+    /// Take in nothing more for the device behind this queue. `now`: whatever it still owes its clients, let go of
+    /// them; else what was taken in is answered first.
+    fn close_lane(&mut self, queue: QueueId, now: bool, turn: &mut Turn<'_>);
+
+    /// Whether clients of the device behind this queue are still there.
+    fn is_open(&self, queue: QueueId) -> bool;
+
+    /// The device behind this queue is gone; nobody was there any more.
+    fn drop_lane(&mut self, queue: QueueId, turn: &mut Turn<'_>);
+}
+
+/// All of them.
+#[derive(Default)]
+pub struct Fronts {
+    /// NBD connections.
+    pub nbd: nbd::Front,
+}
+
+impl Fronts {
+    fn all(&mut self) -> [&mut dyn Front; 1] {
+        [&mut self.nbd]
+    }
+
+    /// Something has come or ended that is not a node's.
+    ///
+    /// # Panics
+    /// When it is for a front-end that there is not: that is our own bug.
+    pub fn event(&mut self, event: Event, turn: &mut Turn<'_>) {
+        match event {
+            Event::Ended { token, .. } => unreachable!("no front-end has number {}", token.front),
+            socket => self.nbd.event(socket, turn),
+        }
+    }
+
+    /// A request has ended.
+    ///
+    /// # Panics
+    /// As [`event`](Fronts::event).
+    pub fn done(&mut self, queue: QueueId, done: Done, turn: &mut Turn<'_>) {
+        const NBD: u8 = FrontNumber::Nbd as u8;
+        match done.owner.front() {
+            NBD => self.nbd.done(queue, done, turn),
+            other => unreachable!("no front-end has number {other}"),
+        }
+    }
+
+    /// The end of a batch.
+    pub fn commit(&mut self, turn: &mut Turn<'_>) {
+        self.all().into_iter().for_each(|front| front.commit(turn));
+    }
+
+    /// Whether [`commit`](Fronts::commit) has something left to do.
+    pub fn is_dirty(&self) -> bool {
+        self.nbd.is_dirty()
+    }
+
+    /// See [`Front::close_lane`].
+    pub fn close_lane(&mut self, queue: QueueId, now: bool, turn: &mut Turn<'_>) {
+        self.all().into_iter().for_each(|front| front.close_lane(queue, now, turn));
+    }
+
+    /// Whether anybody is still there.
+    pub fn is_open(&self, queue: QueueId) -> bool {
+        self.nbd.is_open(queue)
+    }
+
+    /// See [`Front::drop_lane`].
+    pub fn drop_lane(&mut self, queue: QueueId, turn: &mut Turn<'_>) {
+        self.all().into_iter().for_each(|front| front.drop_lane(queue, turn));
+    }
+}
