@@ -75,6 +75,11 @@ impl Disk {
         self.now.len() as u64
     }
 
+    /// Have it want other alignments from now on: the file was switched between buffered and direct.
+    pub fn realign(&mut self, align: u64, align_memory: u64) {
+        (self.config.align, self.config.align_memory) = (align, align_memory);
+    }
+
     /// Whether it has no bytes at all.
     pub fn is_empty(&self) -> bool {
         self.now.is_empty()

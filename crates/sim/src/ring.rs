@@ -71,6 +71,11 @@ impl SimRing {
         FileId(self.disks.len() as u32 - 1)
     }
 
+    /// A disk, to change what it wants while nothing is under way on it.
+    pub fn disk_mut(&mut self, file: FileId) -> &mut Disk {
+        &mut self.disks[file.0 as usize]
+    }
+
     /// A disk, to look at.
     pub fn disk(&self, file: FileId) -> &Disk {
         &self.disks[file.0 as usize]

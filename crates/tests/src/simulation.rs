@@ -40,6 +40,8 @@ pub struct Outcome {
     pub ok: u64,
     /// Power cuts survived.
     pub power_cuts: u64,
+    /// Stacks swapped while requests waited.
+    pub swaps: u64,
 }
 
 /// What a run found wrong.

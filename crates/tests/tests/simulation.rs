@@ -43,13 +43,15 @@ fn a_seed_replays_exactly() {
 
 #[test]
 fn runs_do_something() {
-    let (mut requests, mut ok, mut cuts) = (0, 0, 0);
+    let (mut requests, mut ok, mut cuts, mut swaps) = (0, 0, 0, 0);
     for seed in 0..40 {
         let outcome = run(seed, Scenario::default()).unwrap_or_else(|f| panic!("{f}"));
         requests += outcome.requests;
         ok += outcome.ok;
         cuts += outcome.power_cuts;
+        swaps += outcome.swaps;
     }
+    assert!(swaps > 40, "{swaps} swaps");
     assert!(ok * 2 > requests && requests > 4000 && cuts > 40, "{ok} of {requests} ok, {cuts} power cuts");
 }
 

@@ -23,11 +23,13 @@ pub enum Breakage {
     LeakedMemory,
     /// Write zeroes is taken for a hint.
     IgnoredZeroes,
+    /// A stack that takes the place of another does not know that a sync has failed.
+    ForgetfulSwap,
 }
 
 impl Breakage {
     /// All of them.
-    pub const ALL: [Breakage; 8] = [
+    pub const ALL: [Breakage; 9] = [
         Breakage::EarlyFua,
         Breakage::SkippedFlush,
         Breakage::DroppedTail,
@@ -36,6 +38,7 @@ impl Breakage {
         Breakage::LostRequest,
         Breakage::LeakedMemory,
         Breakage::IgnoredZeroes,
+        Breakage::ForgetfulSwap,
     ];
 }
 

@@ -5,7 +5,7 @@ use super::breakage::Breakage;
 use super::parts::{Builder, Part};
 use backends::{Alignment, Completion, Facts, Null, NullSpec, Ram, RamSpec, Shared};
 use block::{Bytes, QueueLimits, Sectors, Segment};
-use queue::{Ring as _, Stack};
+use queue::{FileId, Ring as _, Stack};
 use sim::nodes::{Chop, Mirror};
 use sim::{Disk, DiskConfig, Faults, Rng, SimRing};
 use std::cell::Cell;
@@ -25,13 +25,16 @@ pub(super) struct Setup {
     pub(super) latches: Vec<Rc<Cell<bool>>>,
     /// What is known of each disk, for those that a [`FileNode`](backends::FileNode) serves.
     facts: Vec<Option<Facts>>,
-    /// What its nodes share, made anew whenever the files are opened.
+    /// Whether each may be switched between direct and buffered while it is open.
+    switches: Vec<Option<Alignment>>,
+    /// What its nodes share, made anew whenever the files are opened, and when the stack is swapped.
     pub(super) shared: Vec<Option<Arc<Shared>>>,
     pub(super) rams: Vec<Arc<Ram>>,
     pub(super) nulls: Vec<Null>,
     /// Lengths, and once plugged in also the memory, of what lends.
     pub(super) lenders: Vec<Segment>,
     pub(super) forgets_sync_errors: bool,
+    forgets_at_swaps: bool,
     pub(super) sectors: Sectors,
     pub(super) queues: u16,
     pub(super) depth: u16,
@@ -61,11 +64,13 @@ impl Setup {
             disks: Vec::new(),
             latches: Vec::new(),
             facts: Vec::new(),
+            switches: Vec::new(),
             shared: Vec::new(),
             rams: Vec::new(),
             nulls: Vec::new(),
             lenders: Vec::new(),
             forgets_sync_errors: scenario.breakage == Some(Breakage::ForgottenSyncError),
+            forgets_at_swaps: scenario.breakage == Some(Breakage::ForgetfulSwap),
             sectors: Sectors(rng.between(8, 128) * 8),
             queues: rng.between(1, 2) as u16,
             depth: *rng.pick(&[1, 2, 8, 32]),
@@ -81,7 +86,7 @@ impl Setup {
             patient: false,
         };
         setup.faults = random_faults(rng, setup.timeout_ns.is_some());
-        if setup.forgets_sync_errors {
+        if setup.forgets_sync_errors || setup.forgets_at_swaps {
             setup.faults.sync_error = 300;
         }
         setup.can_fail = setup.faults.can_fail_requests();
@@ -176,6 +181,7 @@ impl Setup {
             self.can_refuse |= !punch || !zero_range;
             self.disks.push(DiskConfig { len: len.0, punch, zero_range, align: 1, align_memory: 1 });
             self.facts.push(None);
+            self.switches.push(None);
             return Part::PlainFile { disk };
         }
         self.can_refuse |= !punch;
@@ -197,7 +203,8 @@ impl Setup {
             block_device: false,
         };
         self.facts.push(Some(facts));
-        let (align, align_memory) = direct.map_or((1, 1), |offset| (offset, 512));
+        self.switches.push(facts.direct.filter(|_| rng.chance(500)));
+        let (align, align_memory) = aligned(facts.direct);
         let len = start.0 + size.0;
         self.disks.push(DiskConfig { len, punch, zero_range, align, align_memory });
         Part::File { disk }
@@ -220,9 +227,27 @@ impl Setup {
     }
 
     /// Open the files again: what was wrong with them before is forgotten.
-    pub(super) fn reopen(&mut self) {
+    pub(super) fn reopen(&mut self, ring: &mut SimRing) {
+        for (disk, facts) in self.facts.iter().enumerate() {
+            if let Some(facts) = facts {
+                let (align, align_memory) = aligned(facts.direct);
+                ring.disk_mut(FileId(disk as u32)).realign(align, align_memory);
+            }
+        }
         self.shared = self.facts.iter().map(|facts| facts.map(Shared::new)).collect();
         self.latches.iter().for_each(|latch| latch.set(false));
+    }
+
+    /// Nothing is under way: the next stack that is built may serve its files otherwise.
+    pub(super) fn change(&mut self, rng: &mut Rng, ring: &mut SimRing) {
+        for (disk, (shared, switches)) in self.shared.iter_mut().zip(&self.switches).enumerate() {
+            let (Some(shared), Some(alignment)) = (shared, switches) else { continue };
+            let direct = rng.chance(500).then_some(*alignment);
+            let facts = Facts { direct, ..*shared.facts() };
+            *shared = if self.forgets_at_swaps { Shared::new(facts) } else { shared.changed(facts) };
+            let (align, align_memory) = aligned(direct);
+            ring.disk_mut(FileId(disk as u32)).realign(align, align_memory);
+        }
     }
 
     /// One queue's instance of the stack. `calm`: without nodes that fail requests.
@@ -247,6 +272,11 @@ impl Setup {
         let _ = write!(text, ", timeout {:?}\n{:?}", self.timeout_ns, self.faults);
         text
     }
+}
+
+/// What a disk wants of offsets and of memory.
+fn aligned(direct: Option<Alignment>) -> (u64, u64) {
+    direct.map_or((1, 1), |direct| (direct.offset.into(), direct.memory.into()))
 }
 
 fn random_faults(rng: &mut Rng, timeouts: bool) -> Faults {

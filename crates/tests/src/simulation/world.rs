@@ -44,7 +44,7 @@ impl World {
         let mut ring = SimRing::new(rng.fork(), Faults::NONE, tracer.clone());
         setup.plug(&mut ring);
         let model = Model::new(setup.sectors, false);
-        let outcome = Outcome { hash: 0, events: 0, requests: 0, ok: 0, power_cuts: 0 };
+        let outcome = Outcome { hash: 0, events: 0, requests: 0, ok: 0, power_cuts: 0, swaps: 0 };
         let mut world = World {
             rng,
             ring,
@@ -88,7 +88,7 @@ impl World {
     fn open(&mut self, calm: bool) {
         self.queues = Queues::default();
         self.ids.clear();
-        self.setup.reopen();
+        self.setup.reopen(&mut self.ring);
         self.ring.set_faults(if calm { Faults::NONE } else { self.setup.faults });
         for _ in 0..self.setup.queues {
             let id = self.queues.vacant();
@@ -118,6 +118,9 @@ impl World {
             }
             if self.rng.chance(30) {
                 self.freeze_or_thaw();
+            }
+            if self.frozen && self.rng.chance(300) {
+                self.swap_if_drained();
             }
             self.turn(&mut turns)?;
         }
@@ -228,6 +231,20 @@ impl World {
             let queue = self.queues.touch(id);
             if self.frozen { queue.freeze() } else { queue.thaw(&mut self.ring) }
         }
+    }
+
+    /// Put another instance of the stack into every queue, if nothing moves in any: live change, amid load.
+    fn swap_if_drained(&mut self) {
+        if !self.queues.iter_mut().all(|queue| queue.is_drained()) {
+            return;
+        }
+        self.tracer.note(self.ring.now(), "swap", &[]);
+        self.setup.change(&mut self.rng, &mut self.ring);
+        for &id in &self.ids {
+            let stack = self.setup.build(&mut self.rng, false);
+            self.queues.touch(id).replace(stack).expect("the numbers fit");
+        }
+        self.outcome.swaps += 1;
     }
 
     fn under_way(&self) -> usize {
