@@ -33,39 +33,9 @@ pub use null::{Completion, CompletionError, IrqMode, Null, NullNode, NullSpec};
 pub use ram::{Ram, RamError, RamNode, RamSpec};
 pub use zero::{Zero, ZeroNode, ZeroPages};
 
+pub use block::{Abilities as Features, Fact};
+
 use block::{Bytes, QueueLimits, Sectors, UNLIMITED_BYTES};
-
-/// One line of what `show` says about a device: a name and its value.
-pub type Fact = (&'static str, String);
-
-/// What a backend answers with something better than [`Status::NotSupported`](block::Status::NotSupported).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Features {
-    /// [`Op::Flush`](block::Op::Flush).
-    pub flush: bool,
-    /// [`Flags::FUA`](block::Flags::FUA) on writes, discards and write zeroes.
-    pub fua: bool,
-    /// [`Op::Discard`](block::Op::Discard). It can still turn out at the first one that it cannot.
-    pub discard: bool,
-    /// [`Op::WriteZeroes`](block::Op::WriteZeroes).
-    pub write_zeroes: bool,
-    /// [`Flags::FAST_ZERO`](block::Flags::FAST_ZERO) is worth asking for.
-    pub fast_zero: bool,
-    /// Seeks cost: a spinning disk.
-    pub rotational: bool,
-}
-
-impl Features {
-    /// Memory, and what does as if: everything, at once.
-    pub const MEMORY: Features = Features {
-        flush: true,
-        fua: true,
-        discard: true,
-        write_zeroes: true,
-        fast_zero: true,
-        rotational: false,
-    };
-}
 
 /// The shared part of a backend, as the control plane sees it.
 pub trait Backend: Send + Sync {

@@ -12,6 +12,7 @@
 mod extent;
 mod limits;
 mod op;
+mod profile;
 mod request;
 mod status;
 mod units;
@@ -23,6 +24,7 @@ pub use limits::{
     SEG_BOUNDARY_MASK, UNLIMITED_BYTES, UNLIMITED_SECTORS, Unit,
 };
 pub use op::{Flags, Op};
+pub use profile::{Abilities, Fact, Profile};
 pub use request::{Cookie, Data, Region, Request, Segment, Tag};
 pub use status::Status;
 pub use units::{Bytes, ParseSizeError, Sectors};

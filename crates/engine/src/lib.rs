@@ -12,4 +12,5 @@ pub mod rundir;
 pub mod spec;
 mod start;
 pub mod topology;
+mod tree;
 mod yard;

@@ -7,10 +7,12 @@
 
 #![forbid(unsafe_code)]
 
+mod layer;
 mod pass;
 mod split;
 #[cfg(test)]
 mod testing;
 
+pub use layer::Layer;
 pub use pass::Pass;
-pub use split::Split;
+pub use split::{Split, SplitLayer};

@@ -12,6 +12,7 @@
 //! *Invariant:* while a request is held here, at least one of its pieces is under way.
 
 mod cuts;
+mod shared;
 
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,8 @@ mod tests;
 use block::{Bytes, Cookie, Data, Flags, Op, QueueLimits, Request, Status};
 use cuts::Cuts;
 use queue::{ChildKind, Cx, Event, Node, NodeId, Point, Ring, Verdict};
+
+pub use shared::SplitLayer;
 
 /// What is left of a request that was cut.
 #[derive(Clone, Copy)]

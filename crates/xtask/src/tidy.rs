@@ -247,19 +247,22 @@ fn check_unsafe(file: &File, found: &mut Vec<Violation>) {
     }
 }
 
-/// Decisions are numbered from 0001 without a gap or a double: `docs/adr/0001-what-was-decided.md`.
+/// Decisions are numbered upwards from 0001 without a double: `docs/adr/0001-what-was-decided.md`.
 fn check_decisions(tree: &Tree, found: &mut Vec<Violation>) {
-    let mut expected = 1;
+    let mut lowest = 1;
     for file in &tree.files {
         let Some(name) = file.path.strip_prefix("docs/adr/") else { continue };
         if name == "README.md" {
             continue;
         }
         let number = name.get(..4).and_then(|digits| digits.parse::<usize>().ok());
-        if number != Some(expected) || name.get(4..5) != Some("-") || !name.ends_with(".md") {
-            found.push(Violation::new(&file.path, 1, format!("expected docs/adr/{expected:04}-….md")));
+        if number.is_none_or(|number| number < lowest)
+            || name.get(4..5) != Some("-")
+            || !name.ends_with(".md")
+        {
+            found.push(Violation::new(&file.path, 1, format!("expected docs/adr/{lowest:04}-….md or later")));
         }
-        expected = number.unwrap_or(expected) + 1;
+        lowest = number.unwrap_or(lowest) + 1;
     }
 }
 

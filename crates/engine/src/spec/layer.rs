@@ -5,21 +5,15 @@ use block::LimitOverrides;
 use std::fmt;
 use std::str::FromStr;
 
-/// Which layer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum LayerKind {
-    /// Cuts requests to its limits, by the kernel's rules.
-    Split,
-}
-
 /// One layer of a stack.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct LayerSpec {
-    /// Which it is.
-    pub kind: LayerKind,
-    /// Its queue limits as `key=value,…` with the kernel's field names. Never empty for `split`.
-    pub limits: String,
+pub enum LayerSpec {
+    /// Cuts requests to its limits, by the kernel's rules. The limits as `key=value,…` with the kernel's field
+    /// names; never empty.
+    Split(String),
 }
+
+const KINDS: &str = "there is: split, for example 'split,max_sectors=255'";
 
 impl FromStr for LayerSpec {
     type Err = SpecError;
@@ -27,23 +21,21 @@ impl FromStr for LayerSpec {
     fn from_str(text: &str) -> Result<LayerSpec, SpecError> {
         let mut items = items::split(text).into_iter();
         let kind = items.next().unwrap_or_default();
-        if kind != "split" {
-            return Err(SpecError::new(
-                format!("there is no layer \"{kind}\" in this build"),
-                "there is: split, for example 'split,max_sectors=255'",
-            ));
+        match kind.as_str() {
+            "split" => parse_split(items),
+            _ => Err(SpecError::new(format!("there is no layer \"{kind}\" in this build"), KINDS)),
         }
-        let limits: Vec<String> = items.collect();
-        if limits.is_empty() {
-            return Err(SpecError::new(
-                "split has no limit to split by",
-                "for example split,max_sectors=255",
-            ));
-        }
-        let limits = limits.join(",");
-        check_limits(&limits)?;
-        Ok(LayerSpec { kind: LayerKind::Split, limits })
     }
+}
+
+fn parse_split(items: impl Iterator<Item = String>) -> Result<LayerSpec, SpecError> {
+    let limits: Vec<String> = items.collect();
+    if limits.is_empty() {
+        return Err(SpecError::new("split has no limit to split by", "for example split,max_sectors=255"));
+    }
+    let limits = limits.join(",");
+    check_limits(&limits)?;
+    Ok(LayerSpec::Split(limits))
 }
 
 /// Checks that a text is queue limits, at least one: `key=value,…`.
@@ -61,8 +53,8 @@ pub fn check_limits(text: &str) -> Result<(), SpecError> {
 
 impl fmt::Display for LayerSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.kind {
-            LayerKind::Split => write!(f, "split,{}", self.limits),
+        match self {
+            LayerSpec::Split(limits) => write!(f, "split,{limits}"),
         }
     }
 }

@@ -18,7 +18,7 @@ mod time;
 
 pub use block::Bytes;
 pub use export::{NBD_PORT, NbdAddress, TlsMode, TlsSpec, nbd_uri};
-pub use layer::{LayerKind, LayerSpec, check_limits};
+pub use layer::{LayerSpec, check_limits};
 pub use name::DeviceName;
 pub use stack::{Direct, FileSpec, IrqMode, NullSpec, RamSpec, SIZE_DEFAULT, StackSpec};
 pub use time::{format_time, parse_time};

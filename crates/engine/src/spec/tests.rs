@@ -151,7 +151,7 @@ fn tls_needs_certificates_and_certificates_mean_tls() {
 #[test]
 fn a_layer_is_known_and_has_limits() {
     let layer: LayerSpec = "split,max_sectors=255,max_segments=4".parse().unwrap();
-    assert_eq!((layer.kind, layer.limits.as_str()), (LayerKind::Split, "max_sectors=255,max_segments=4"));
+    assert_eq!(layer, LayerSpec::Split("max_sectors=255,max_segments=4".to_owned()));
     assert_eq!(layer.to_string(), "split,max_sectors=255,max_segments=4");
     for text in [
         "",

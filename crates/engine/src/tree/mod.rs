@@ -1,0 +1,165 @@
+//! A device's stack as a tree: backends at its leaves, layers above them, each layer over one child or more.
+//!
+//! Owned by the device, on the control plane. Each element is the **shared** part, made once; from it
+//! [`Tree::mount`] makes the nodes of one hardware queue, on that queue's thread. What the whole is (size,
+//! limits, abilities) is computed from the leaves upwards, by the same few lines for every shape of tree.
+//!
+//! Nodes are numbered in the order in which the tree is walked, a layer before its children and the children
+//! in order, so a parent's number is always below its children's. One backend may stand in several places of
+//! a tree: each place has a node of its own on the same shared part.
+//!
+//! *Invariant:* no path from the top to a backend is longer than [`DEPTH_MAX`] nodes.
+
+mod build;
+mod source;
+
+pub(crate) use build::open;
+
+use crate::device::DeviceError;
+use backends::Fact;
+use block::{LimitsError, Profile, Region};
+use exports::nbd::DeviceFacts;
+use layers::Layer;
+use queue::{DEPTH_MAX, FileId, NodeId, Stack};
+use ring::{ForeignMemory, KernelRing};
+use source::Source;
+use std::sync::Arc;
+
+/// What a reactor keeps for a device that it serves.
+pub(crate) struct Mounted {
+    /// The nodes of its queue.
+    pub(crate) stack: Stack<KernelRing>,
+    /// What the front-end may count on.
+    pub(crate) facts: DeviceFacts,
+    /// What the ring holds for it.
+    pub(crate) held: Held,
+}
+
+/// What a ring holds for a device, to be let go with it.
+#[derive(Default)]
+pub(crate) struct Held {
+    files: Vec<FileId>,
+    regions: Vec<Region>,
+}
+
+impl Held {
+    fn region(&mut self, ring: &mut KernelRing, memory: ForeignMemory) -> Region {
+        let region = ring.add_foreign(memory);
+        self.regions.push(region);
+        region
+    }
+
+    /// The device's queue is gone.
+    pub(crate) fn release(self, ring: &mut KernelRing) {
+        self.files.into_iter().for_each(|file| ring.remove_file(file));
+        self.regions.into_iter().for_each(|region| ring.remove_region(region));
+    }
+}
+
+enum Element {
+    Backend(Source),
+    Layer(Arc<dyn Layer<KernelRing>>, Vec<Tree>),
+}
+
+/// A backend, or a layer and what stands below it.
+pub(crate) struct Tree {
+    element: Element,
+    profile: Profile,
+}
+
+impl Tree {
+    /// A tree of one leaf.
+    fn leaf(source: Source) -> Tree {
+        Tree { profile: source.profile(), element: Element::Backend(source) }
+    }
+
+    /// A layer over children, which are its own from here on.
+    fn over(layer: Arc<dyn Layer<KernelRing>>, below: Vec<Tree>) -> Result<Tree, LimitsError> {
+        let profiles: Vec<Profile> = below.iter().map(|child| child.profile.clone()).collect();
+        Ok(Tree { profile: layer.profile(&profiles)?, element: Element::Layer(layer, below) })
+    }
+
+    /// What the whole is to whoever uses it.
+    pub(crate) fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    fn children(&self) -> &[Tree] {
+        match &self.element {
+            Element::Backend(_) => &[],
+            Element::Layer(_, below) => below,
+        }
+    }
+
+    /// Nodes on the longest path.
+    fn height(&self) -> usize {
+        1 + self.children().iter().map(Tree::height).max().unwrap_or(0)
+    }
+
+    fn count(&self) -> usize {
+        1 + self.children().iter().map(Tree::count).sum::<usize>()
+    }
+
+    /// What `show` says: the backend that the first children lead to, then the layers above it, lowest first.
+    pub(crate) fn describe(&self) -> Vec<Fact> {
+        match &self.element {
+            Element::Backend(source) => source.backend().describe(),
+            Element::Layer(layer, below) => {
+                let mut facts = below.first().map(Tree::describe).unwrap_or_default();
+                facts.extend(layer.describe());
+                facts
+            }
+        }
+    }
+
+    /// Make the nodes of a queue of that depth on the thread that owns `ring`. When that fails the ring holds
+    /// nothing more than before.
+    pub(crate) fn mount(&self, ring: &mut KernelRing, depth: u16) -> Result<Mounted, DeviceError> {
+        let (mut stack, mut held) = (Stack::default(), Held::default());
+        if let Err(error) = self.mount_at(NodeId::TOP, ring, depth, &mut stack, &mut held) {
+            held.release(ring);
+            return Err(error);
+        }
+        let Profile { lends, in_place, sparse, .. } = self.profile;
+        Ok(Mounted { stack, facts: DeviceFacts { lends, in_place, sparse }, held })
+    }
+
+    fn mount_at(
+        &self,
+        at: NodeId,
+        ring: &mut KernelRing,
+        depth: u16,
+        stack: &mut Stack<KernelRing>,
+        held: &mut Held,
+    ) -> Result<(), DeviceError> {
+        let (layer, below) = match &self.element {
+            Element::Backend(source) => {
+                stack.backend(source.mount(ring, held)?);
+                return Ok(());
+            }
+            Element::Layer(layer, below) => (layer, below),
+        };
+        let mut next = usize::from(at.0) + 1;
+        let mut numbers = Vec::new();
+        for child in below {
+            // A stack of too many nodes is refused as a whole by its queue.
+            numbers.push(NodeId(next.min(255) as u8));
+            next += child.count();
+        }
+        stack.layer(layer.node(&self.profile, &numbers), layer.spares(depth));
+        for (child, &number) in below.iter().zip(&numbers) {
+            child.mount_at(number, ring, depth, stack, held)?;
+        }
+        Ok(())
+    }
+
+    fn check_height(&self) -> Result<(), DeviceError> {
+        match self.height() {
+            height if height > DEPTH_MAX => Err(DeviceError::TooDeep(height - 1)),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,117 @@
+//! The backends that a tree may end in, and how each is put on a ring.
+
+use super::Held;
+use crate::device::DeviceError;
+use crate::spec::{Direct, IrqMode, NullSpec, StackSpec};
+use backends::{Backend, Completion, Failing, File, Null, Ram, Zero, ZeroPages};
+use block::Profile;
+use queue::Node;
+use ring::KernelRing;
+use std::io;
+use std::sync::Arc;
+
+/// The shared part of a backend.
+pub(crate) enum Source {
+    File(Arc<File>),
+    Ram(Arc<Ram>),
+    Null(Null, Arc<ZeroPages>),
+    Zero(Zero, Arc<ZeroPages>),
+    Failing(Failing),
+}
+
+impl Source {
+    pub(crate) fn open(spec: &StackSpec) -> Result<Source, DeviceError> {
+        Ok(match spec {
+            StackSpec::File(spec) => Source::File(File::open(&backends::FileSpec {
+                path: spec.path.clone(),
+                direct: match spec.direct {
+                    Direct::Auto => backends::Direct::Auto,
+                    Direct::On => backends::Direct::On,
+                    Direct::Off => backends::Direct::Off,
+                },
+                offset: spec.offset,
+                sizelimit: spec.sizelimit,
+                block: spec.block,
+                read_only: spec.ro,
+                create: spec.create.is_some(),
+                size: spec.create,
+                share: spec.share,
+            })?),
+            StackSpec::Ram(spec) => {
+                Source::Ram(Ram::new(&backends::RamSpec { size: spec.size, huge: spec.hugepages })?)
+            }
+            StackSpec::Null(spec) => Source::Null(null(spec)?, Arc::new(ZeroPages::new()?)),
+            StackSpec::Zero(size) => Source::Zero(Zero::new(*size), Arc::new(ZeroPages::new()?)),
+            StackSpec::Error(size) => Source::Failing(Failing::new(*size)),
+        })
+    }
+
+    pub(crate) fn backend(&self) -> &dyn Backend {
+        match self {
+            Source::File(file) => &**file,
+            Source::Ram(ram) => &**ram,
+            Source::Null(null, _) => null,
+            Source::Zero(zero, _) => zero,
+            Source::Failing(failing) => failing,
+        }
+    }
+
+    /// What it is to those above it, as of now.
+    pub(crate) fn profile(&self) -> Profile {
+        let backend = self.backend();
+        Profile {
+            size: backend.size(),
+            read_only: backend.read_only(),
+            abilities: backend.features(),
+            limits: backend.limits(),
+            bytewise: true,
+            lends: matches!(self, Source::Ram(_) | Source::Null(..) | Source::Zero(..)),
+            in_place: matches!(self, Source::File(file) if file.shared().facts().direct.is_none()),
+            sparse: matches!(self, Source::File(_) | Source::Ram(_) | Source::Zero(..)),
+        }
+    }
+
+    /// Make the node of a queue on the thread that owns `ring`.
+    pub(crate) fn mount(
+        &self,
+        ring: &mut KernelRing,
+        held: &mut Held,
+    ) -> io::Result<Box<dyn Node<KernelRing>>> {
+        Ok(match self {
+            Source::File(file) => {
+                let id = ring.add_file(Arc::new(file.descriptor()?))?;
+                held.files.push(id);
+                if file.shared().facts().direct.is_some()
+                    && let Err(error) = ring.register_memory()
+                {
+                    tracing::info!(%error, "direct I/O goes without registered memory");
+                }
+                Box::new(file.node(id))
+            }
+            Source::Ram(ram) => {
+                let region = held.region(ring, ram.memory());
+                Box::new(ram.node(Some(region)))
+            }
+            Source::Null(null, pages) => {
+                let memory = null.ram().map_or_else(|| pages.memory(), |ram| ram.memory());
+                let region = held.region(ring, memory);
+                Box::new(null.node(Some(region)))
+            }
+            Source::Zero(zero, pages) => {
+                let region = held.region(ring, pages.memory());
+                Box::new(zero.node(Some(region)))
+            }
+            Source::Failing(failing) => Box::new(failing.node()),
+        })
+    }
+}
+
+fn null(spec: &NullSpec) -> Result<Null, DeviceError> {
+    let (irqmode, completion_ns) = match spec.irqmode {
+        IrqMode::None => (backends::IrqMode::None, None),
+        IrqMode::Softirq => (backends::IrqMode::Softirq, None),
+        IrqMode::Timer => (backends::IrqMode::Timer, u64::try_from(spec.completion.as_nanos()).ok()),
+    };
+    let completion = Completion::new(Some(irqmode), completion_ns)?;
+    Ok(Null::new(&backends::NullSpec { size: spec.size, completion, memory_backed: spec.memory_backed })?)
+}

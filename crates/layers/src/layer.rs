@@ -1,0 +1,41 @@
+//! The shared part of a layer: what is made once, on the control plane, for all its queues.
+
+use block::{Fact, LimitsError, Profile, QueueLimits, Sectors};
+use queue::{Node, NodeId, Ring};
+
+/// A layer as the control plane sees it. Like a backend it has two parts: this one, which says what the
+/// layer makes of what stands below it, and a node for each hardware queue.
+///
+/// A layer has one child or several; it is always given their facts and their numbers in the same order.
+pub trait Layer<R: Ring>: Send + Sync {
+    /// What the whole is, given what each child is.
+    ///
+    /// # Errors
+    /// Limits that contradict each other.
+    fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError>;
+
+    /// How many child requests a node may have under way in a queue of that depth. 0: it spawns none.
+    fn spares(&self, depth: u16) -> u16 {
+        let _ = depth;
+        0
+    }
+
+    /// The node of one hardware queue. `whole`: what [`profile`](Layer::profile) said.
+    fn node(&self, whole: &Profile, below: &[NodeId]) -> Box<dyn Node<R>>;
+
+    /// What `show` says about it, in order.
+    fn describe(&self) -> Vec<Fact> {
+        Vec::new()
+    }
+}
+
+/// The limits of a layer over one child whose data begins at `start` of it, before the layer's own are set.
+/// Whether blocks still line up stands in them.
+pub(crate) fn stacked(below: &QueueLimits, start: Sectors) -> QueueLimits {
+    let mut limits = QueueLimits::stacking();
+    let _ = limits.stack(below, start);
+    // Over one child the zones are the same; whoever stacks devices of several kinds has to say what holds.
+    limits.max_open_zones = below.max_open_zones;
+    limits.max_active_zones = below.max_active_zones;
+    limits
+}

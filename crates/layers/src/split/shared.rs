@@ -1,0 +1,37 @@
+//! The shared part of `split`: limits to be set over those of what stands below.
+
+use crate::layer::stacked;
+use crate::{Layer, Split};
+use block::{LimitOverrides, LimitsError, Profile, Sectors};
+use queue::{Node, NodeId, Ring};
+
+/// Holds a device to limits of the user's choice.
+#[derive(Clone, Debug)]
+pub struct SplitLayer {
+    wanted: LimitOverrides,
+}
+
+impl SplitLayer {
+    /// With these set; every other limit is that of the child.
+    pub fn new(wanted: LimitOverrides) -> SplitLayer {
+        SplitLayer { wanted }
+    }
+}
+
+impl<R: Ring> Layer<R> for SplitLayer {
+    fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
+        let below = &below[0];
+        let mut limits = stacked(&below.limits, Sectors(0));
+        self.wanted.apply(&mut limits)?;
+        // What is split fills parts of one buffer, which lent memory is not.
+        Ok(Profile { limits, lends: false, bytewise: false, ..below.clone() })
+    }
+
+    fn spares(&self, depth: u16) -> u16 {
+        Split::children(depth)
+    }
+
+    fn node(&self, whole: &Profile, below: &[NodeId]) -> Box<dyn Node<R>> {
+        Box::new(Split::new(&whole.limits, below[0]))
+    }
+}
