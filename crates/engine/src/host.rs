@@ -6,7 +6,7 @@ use crate::device::{Device, DeviceConfig, DeviceError};
 use crate::listen::Listening;
 use crate::nbd::{Listener, NameTaken, Tls, TlsError};
 use crate::reactor::{Attach, Reactor};
-use crate::spec::{NbdAddress, TlsSpec};
+use crate::spec::{Bytes, NbdAddress, TlsSpec};
 use ring::{EngineInfo, RingConfig};
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -72,6 +72,14 @@ pub(crate) trait Export: Send + Sync {
     /// Offer it no longer. What clients have asked for is finished afterwards, while its queues are retired. A
     /// refusal, as of a device that is in use, leaves it offered.
     fn close<'a>(&'a self, device: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>>;
+
+    /// The device has another size: let whoever has it attached know. Called while it is served, after it grew and
+    /// before it shrinks, so that nobody is told of blocks that are not there. Clients that learn the size only when
+    /// they connect need nothing. A refusal keeps a device from shrinking.
+    fn resized(&self, size: Bytes) -> BoxFuture<'_, Result<(), HostError>> {
+        let _ = size;
+        Box::pin(async { Ok(()) })
+    }
 
     /// The device's queues are gone: remove what is left of the export.
     fn closed(&self) -> BoxFuture<'_, Result<(), HostError>> {
@@ -298,6 +306,19 @@ impl Host {
         let shown = lock(&self.shown);
         let of_it = shown.iter().filter(|shown| Arc::ptr_eq(&shown.device, device));
         of_it.map(|shown| shown.export.clone()).collect()
+    }
+
+    /// Tell all exports of a device that it holds so much from now on.
+    ///
+    /// # Errors
+    /// The first refusal; all were told.
+    pub async fn tell_size(&self, device: &Arc<Device>, size: Bytes) -> Result<(), HostError> {
+        let mut result = Ok(());
+        for export in self.exports_of(device) {
+            let told = export.resized(size).await;
+            result = result.and(told);
+        }
+        result
     }
 
     /// Have all reactors finish with a device; whether its last flushes went well.
