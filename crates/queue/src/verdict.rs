@@ -205,6 +205,8 @@ pub struct Queue<R: Ring> {
     in_flight: usize,
     frozen: bool,
     depth: u16,
+    /// So many of the first tags are named by the front-end, and never free.
+    named: u16,
     segments_per_tag: u16,
     timeout_ns: Option<u64>,
     stats: Arc<QueueStats>,
@@ -236,6 +238,7 @@ impl<R: Ring> Queue<R> {
             in_flight: 0,
             frozen: false,
             depth: config.depth,
+            named: 0,
             segments_per_tag: config.segments_per_tag,
             timeout_ns: config.timeout_ns,
             stats: Arc::default(),
@@ -262,6 +265,18 @@ impl<R: Ring> Queue<R> {
         self.common.probe = probe;
     }
 
+    /// Leave the first `count` tags to a front-end that names requests itself, as a host's driver does: they are
+    /// submitted under without being taken, once they are done, and are never released. Call it on a queue that
+    /// is new; [`tag`](Queue::tag) gives out the others.
+    ///
+    /// # Panics
+    /// When the queue has fewer tags.
+    pub fn leave_tags(&mut self, count: u16) {
+        assert!(count <= self.depth, "{count} tags of {} cannot be left to a front-end", self.depth);
+        self.free.retain(|tag| tag.0 >= count);
+        self.named = count;
+    }
+
     /// Take a free tag. `None`: the queue is full.
     #[inline]
     pub fn tag(&mut self) -> Option<Tag> {
@@ -272,6 +287,7 @@ impl<R: Ring> Queue<R> {
     #[inline]
     pub fn release(&mut self, tag: Tag) {
         debug_assert!(tag.0 < self.depth && self.slots[tag.index()].state == State::Free);
+        debug_assert!(tag.0 >= self.named, "tag {tag:?} is the front-end's own");
         self.free.push(tag);
     }
 

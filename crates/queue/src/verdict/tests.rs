@@ -567,3 +567,16 @@ fn a_full_queue_has_no_tag_until_one_is_released() {
     assert_eq!(bench.done().len(), 4);
     assert!(bench.queue.tag().is_some());
 }
+
+#[test]
+fn tags_left_to_a_front_end_are_never_given_out() {
+    let disk = Disk::answering(&[OK]);
+    let mut bench = alone(&disk);
+    bench.queue.leave_tags(3);
+    for _ in 0..2 {
+        bench.queue.submit(Tag(1), Owner(7), Request::flush(), &mut bench.ring);
+        assert_eq!(bench.queue.done().map(|done| done.tag).collect::<Vec<_>>(), [Tag(1)]);
+    }
+    assert_eq!(bench.queue.tag(), Some(Tag(3)));
+    assert_eq!(bench.queue.tag(), None);
+}
