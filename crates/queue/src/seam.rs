@@ -118,6 +118,13 @@ pub trait Ring {
     /// The same, to write to.
     fn bytes_mut(&mut self, segment: Segment) -> &mut [u8];
 
+    /// Whether only the kernel can reach this memory: it may be named in operations on files, whole or in part, and
+    /// not be looked at.
+    fn is_opaque(&self, segment: Segment) -> bool {
+        let _ = segment;
+        false
+    }
+
     /// Do the operation here and now: bytes moved or a negative errno. `None`: it would have had to
     /// wait (or the ring cannot tell), nothing was done, [`start`](Ring::start) it.
     fn try_now(&mut self, file: FileId, op: FileOp, data: &[Segment], patience: Patience) -> Option<i64>;

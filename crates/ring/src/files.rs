@@ -110,6 +110,10 @@ impl Files {
         if patience == Patience::None && (moves.is_none_or(|way| file.unsure[way])) && !is_seek(op) {
             return None;
         }
+        // What only the kernel can reach, it has to be asked for.
+        if data.first().is_some_and(|segment| memory.is_kernel(segment.region)) {
+            return None;
+        }
         let fd = file.raw;
         let Some(way) = moves else { return Some(run(fd, op, &[])) };
         let one;

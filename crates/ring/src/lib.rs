@@ -28,7 +28,7 @@ mod uring;
 mod waker;
 
 pub use config::{Choice, Chunk, EngineInfo, Event, ReceiveEnd, RingConfig, SocketId, Token, Wait};
-pub use memory::ForeignMemory;
+pub use memory::{ForeignMemory, KERNEL_BUFFER_SHIFT};
 pub use ring::KernelRing;
 pub use waker::Waker;
 

@@ -26,6 +26,9 @@ const TRIM_CLASS: usize = 7;
 /// How much is registered with the kernel: a quarter of the usual RLIMIT_MEMLOCK of 8 MiB.
 pub(crate) const REGISTERED: usize = 2 << 20;
 
+/// `log2` of what a place for a driver's memory may hold: 32 MiB, the most that ublk has in one request.
+pub const KERNEL_BUFFER_SHIFT: u32 = 25;
+
 /// Memory lent to a ring: it may be sent and used for file operations, not looked at.
 pub struct ForeignMemory {
     base: NonNull<u8>,
@@ -57,6 +60,9 @@ impl std::fmt::Debug for ForeignMemory {
 enum Backing {
     Own(Mapping),
     Foreign(Arc<dyn Any + Send + Sync>),
+    /// Entries of the kernel's table, by the first and their count, which a driver fills: nothing of it is ours to
+    /// reach, so both lengths are 0.
+    Kernel(u16, u16),
     /// Removed: nothing lies in it.
     None,
 }
@@ -212,6 +218,39 @@ impl Memory {
         }
     }
 
+    /// Make a region of entries of the kernel's table of buffers.
+    pub(crate) fn add_kernel(&mut self, first: u16, count: u16) -> io::Result<Region> {
+        let backing = Backing::Kernel(first, count);
+        self.add(Slot { base: NonNull::dangling(), len: 0, own_len: 0, fixed: None, backing })
+    }
+
+    /// Take one back: the entries.
+    pub(crate) fn remove_kernel(&mut self, region: Region) -> (u16, u16) {
+        match self.slots.get_mut(usize::from(region.0)).map(|slot| &mut slot.backing) {
+            Some(backing @ &mut Backing::Kernel(first, count)) => {
+                *backing = Backing::None;
+                self.spare.push(region.0);
+                (first, count)
+            }
+            _ => panic!("{region:?} is not a driver's memory"),
+        }
+    }
+
+    /// Whether only the kernel can reach a region.
+    #[inline]
+    pub(crate) fn is_kernel(&self, region: Region) -> bool {
+        matches!(self.slots.get(usize::from(region.0)), Some(Slot { backing: Backing::Kernel(..), .. }))
+    }
+
+    /// Take back a region of our own that the arena has no part in. Nothing is under way with it.
+    pub(crate) fn remove_own(&mut self, region: Region) {
+        let slot = self.slots.get_mut(usize::from(region.0));
+        let slot = slot.filter(|slot| matches!(slot.backing, Backing::Own(_)));
+        let slot = slot.unwrap_or_else(|| panic!("{region:?} is not memory of the ring's own"));
+        (slot.len, slot.own_len, slot.backing) = (0, 0, Backing::None);
+        self.spare.push(region.0);
+    }
+
     pub(crate) fn has_grave(&self) -> bool {
         !self.grave.is_empty()
     }
@@ -309,11 +348,30 @@ impl Memory {
         self.place(segment, |slot| slot.len).0
     }
 
-    /// The same, with the region's number among the registered buffers.
+    /// The same, with the region's number among the registered buffers. For memory that only the kernel can reach:
+    /// where in its entry, and the entry's number.
     #[inline]
     #[track_caller]
     pub(crate) fn pointer_and_fixed(&self, segment: Segment) -> (*mut u8, Option<u16>) {
+        if self.is_kernel(segment.region) {
+            return self.entry(segment);
+        }
         self.place(segment, |slot| slot.len)
+    }
+
+    #[track_caller]
+    fn entry(&self, segment: Segment) -> (*mut u8, Option<u16>) {
+        let Some(Slot { backing: Backing::Kernel(first, count), .. }) =
+            self.slots.get(usize::from(segment.region.0))
+        else {
+            outside(segment)
+        };
+        let entry = segment.offset >> KERNEL_BUFFER_SHIFT;
+        let within = segment.offset & ((1 << KERNEL_BUFFER_SHIFT) - 1);
+        if entry >= u64::from(*count) || within + u64::from(segment.len) > 1 << KERNEL_BUFFER_SHIFT {
+            outside(segment);
+        }
+        (std::ptr::without_provenance_mut(within as usize), Some(first + entry as u16))
     }
 
     /// Where a segment of our own memory lies.

@@ -5,7 +5,7 @@ use crate::core::Core;
 use crate::epoll::Epoll;
 use crate::memory::ForeignMemory;
 use crate::ops::Origin;
-use crate::sys;
+use crate::sys::{self, Mapping};
 use crate::uring::Uring;
 use crate::waker::Waker;
 use block::{Region, Segment};
@@ -222,12 +222,71 @@ impl KernelRing {
     /// names, memory and file, must stay until then.
     #[inline]
     pub fn command(&mut self, token: Token, file: FileId, op: u32, argument: [u8; 16]) {
+        self.command_at(token, file, op, argument, 0);
+    }
+
+    /// The same, with what the entry's own address field says.
+    #[inline]
+    pub fn command_at(&mut self, token: Token, file: FileId, op: u32, argument: [u8; 16], address: u64) {
         match &mut *self.engine {
-            Engine::Uring(uring) => uring.command(&self.core, token, file, op, argument),
+            Engine::Uring(uring) => uring.command(&self.core, token, file, op, argument, address),
             Engine::Epoll(_) => {
                 let result = -i64::from(libc::EOPNOTSUPP);
                 self.core.events.push_back(Event::Ended { token, result });
             }
+        }
+    }
+
+    /// Make a region of our own, apart from what [`allocate`](Ring::allocate) gives: address space, and memory only
+    /// where it is written to. `len` is rounded up to whole pages.
+    ///
+    /// # Errors
+    /// The address space is not to be had.
+    pub fn add_memory(&mut self, len: u64) -> io::Result<Region> {
+        let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        let mapping = Mapping::new(len.next_multiple_of(4096))?;
+        // One written byte shall not take 2 MiB.
+        mapping.without_huge_pages();
+        self.core.memory.add_own(mapping, None)
+    }
+
+    /// Take that back. Nothing may be under way with it.
+    ///
+    /// # Panics
+    /// When the region is not one of [`add_memory`](KernelRing::add_memory).
+    pub fn remove_memory(&mut self, region: Region) {
+        self.core.memory.remove_own(region);
+    }
+
+    /// Where a segment lies, for a driver that is told of it.
+    ///
+    /// # Panics
+    /// When it does not lie in a region, or in one that only the kernel can reach.
+    #[inline]
+    pub fn address(&self, segment: Segment) -> u64 {
+        self.core.memory.pointer(segment).addr() as u64
+    }
+
+    /// Make places where a driver puts the memory of its requests, for files to be read and written with: a region,
+    /// in which entry `n` starts `n <<` [`KERNEL_BUFFER_SHIFT`](crate::KERNEL_BUFFER_SHIFT) bytes in, and the number
+    /// of its first entry in the io_uring's table. Only the kernel can reach such memory.
+    ///
+    /// # Errors
+    /// The kernel has no such table, or it is full.
+    pub fn add_kernel_buffers(&mut self, count: u16) -> io::Result<(Region, u16)> {
+        match &mut *self.engine {
+            Engine::Uring(uring) => uring.add_kernel_buffers(&mut self.core, count),
+            Engine::Epoll(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Take them back. They are empty, and nothing is under way with them.
+    ///
+    /// # Panics
+    /// When the region is not one of [`add_kernel_buffers`](KernelRing::add_kernel_buffers).
+    pub fn remove_kernel_buffers(&mut self, region: Region) {
+        if let Engine::Uring(uring) = &mut *self.engine {
+            uring.remove_kernel_buffers(&mut self.core, region);
         }
     }
 
@@ -388,6 +447,11 @@ impl Ring for KernelRing {
     #[track_caller]
     fn bytes_mut(&mut self, segment: Segment) -> &mut [u8] {
         self.core.memory.bytes_mut(segment)
+    }
+
+    #[inline]
+    fn is_opaque(&self, segment: Segment) -> bool {
+        self.core.memory.is_kernel(segment.region)
     }
 
     #[inline]

@@ -117,6 +117,13 @@ impl Mapping {
         self.len
     }
 
+    /// Have it taken page by page, whatever the system does otherwise.
+    pub(crate) fn without_huge_pages(&self) {
+        // SAFETY: our own mapping, whole; this changes nothing but how it is backed. A kernel without huge pages
+        // refuses, which is as well.
+        unsafe { libc::madvise(self.base.as_ptr().cast(), self.len, libc::MADV_NOHUGEPAGE) };
+    }
+
     /// Let go of the memory behind a range, both ends multiples of the page size. It reads as zeroes next.
     pub(crate) fn discard(&self, offset: usize, len: usize) {
         assert!(offset <= self.len && len <= self.len - offset);

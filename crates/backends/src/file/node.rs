@@ -261,7 +261,8 @@ impl FileNode {
     /// The file ends before the request does: it shrank. What is missing reads as zeroes, and as an error
     /// (LOOP-4).
     pub(super) fn ended_early<R: Ring>(&self, req: &Request, done: u64, cx: &mut Cx<'_, R>) -> Verdict {
-        if req.op == Op::Read {
+        let opaque = matches!(req.data, Data::One(segment) if cx.ring.is_opaque(segment));
+        if req.op == Op::Read && !opaque {
             fill_zeroes(cx, req.data, done, req.len.0 - done);
         }
         Verdict::Up(Status::IoError)

@@ -105,3 +105,41 @@ fn removed_memory_lives_until_older_operations_are_over() {
     assert!(weak.upgrade().is_none());
     assert_eq!(memory.add_foreign(lent(4096).0).unwrap(), region);
 }
+
+#[test]
+fn a_drivers_memory_is_named_by_entry_and_offset() {
+    let mut memory = Memory::new(0);
+    let region = memory.add_kernel(7, 4).unwrap();
+    let segment = Segment { offset: 2 << KERNEL_BUFFER_SHIFT | 4096, len: 512, region };
+    let (pointer, entry) = memory.pointer_and_fixed(segment);
+    assert_eq!((pointer.addr(), entry), (4096, Some(9)));
+    assert!(memory.is_kernel(region));
+    assert_eq!(memory.remove_kernel(region), (7, 4));
+    assert!(!memory.is_kernel(region));
+}
+
+#[test]
+#[should_panic(expected = "does not lie in")]
+fn a_drivers_memory_cannot_be_looked_at() {
+    let mut memory = Memory::new(0);
+    let region = memory.add_kernel(0, 4).unwrap();
+    memory.bytes(Segment { offset: 0, len: 512, region });
+}
+
+#[test]
+#[should_panic(expected = "does not lie in")]
+fn an_entry_past_a_drivers_last_is_refused() {
+    let mut memory = Memory::new(0);
+    let region = memory.add_kernel(0, 4).unwrap();
+    memory.pointer_and_fixed(Segment { offset: 4 << KERNEL_BUFFER_SHIFT, len: 512, region });
+}
+
+#[test]
+#[should_panic(expected = "does not lie in")]
+fn memory_that_was_taken_back_is_not_there() {
+    let mut memory = Memory::new(0);
+    let region = memory.add_own(Mapping::new(8192).unwrap(), None).unwrap();
+    memory.bytes_mut(Segment { offset: 4096, len: 4096, region }).fill(1);
+    memory.remove_own(region);
+    memory.bytes(Segment { offset: 0, len: 1, region });
+}

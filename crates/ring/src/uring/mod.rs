@@ -7,6 +7,7 @@
 mod buffers;
 mod setup;
 mod sockets;
+mod table;
 
 use crate::config::{Chunk, Event, RingConfig, SocketId, Token};
 use crate::core::Core;
@@ -15,7 +16,7 @@ use crate::memory::REGISTERED;
 use crate::ops::Origin;
 use crate::sockets::Sockets;
 use crate::sys::{self, Mapping};
-use block::Segment;
+use block::{Region, Segment};
 use buffers::Buffers;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use queue::{FileId, FileOp, RingFull};
@@ -27,6 +28,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use table::Table;
 
 /// What a completion is about: the top byte of its user data. The rest is a slot, a socket or a token.
 mod kind {
@@ -89,6 +91,7 @@ pub(crate) struct Uring {
     ring: IoUring,
     buffers: Buffers,
     fixed: Fixed,
+    table: Table,
     sockets: Sockets<Socket>,
     /// Sockets that found no chunk to receive into.
     starved: VecDeque<SocketId>,
@@ -108,6 +111,7 @@ impl Uring {
             ring,
             buffers,
             fixed,
+            table: Table::default(),
             sockets: Sockets::default(),
             starved: VecDeque::new(),
             waiting: VecDeque::new(),
@@ -181,9 +185,14 @@ impl Uring {
     pub(crate) fn register_memory(&mut self, core: &mut Core) -> io::Result<()> {
         let mapping = Mapping::new(REGISTERED)?;
         let iovec = libc::iovec { iov_base: mapping.base().as_ptr().cast(), iov_len: mapping.len() };
+        let number = self.table.take(&self.ring, 1)?;
         // SAFETY: the mapping goes into the ring's memory, which outlives the io_uring.
-        unsafe { self.ring.submitter().register_buffers(&[iovec]) }?;
-        let region = core.memory.add_own(mapping, Some(0))?;
+        let updated = unsafe { self.ring.submitter().register_buffers_update(number.into(), &[iovec], None) };
+        if let Err(error) = updated {
+            self.table.give_back(number, 1);
+            return Err(error);
+        }
+        let region = core.memory.add_own(mapping, Some(number))?;
         core.memory.serve_registered(region);
         Ok(())
     }
@@ -252,12 +261,31 @@ impl Uring {
         Ok(())
     }
 
+    /// Make places for the memory of a driver's requests.
+    pub(crate) fn add_kernel_buffers(&mut self, core: &mut Core, count: u16) -> io::Result<(Region, u16)> {
+        let first = self.table.take(&self.ring, count)?;
+        Ok((core.memory.add_kernel(first, count)?, first))
+    }
+
+    pub(crate) fn remove_kernel_buffers(&mut self, core: &mut Core, region: Region) {
+        let (first, count) = core.memory.remove_kernel(region);
+        self.table.give_back(first, count);
+    }
+
     /// Hand a driver a command of its own. It has no slot, so it is never too many.
     #[inline]
-    pub(crate) fn command(&mut self, core: &Core, token: Token, file: FileId, op: u32, argument: [u8; 16]) {
+    pub(crate) fn command(
+        &mut self,
+        core: &Core,
+        token: Token,
+        file: FileId,
+        op: u32,
+        argument: [u8; 16],
+        address: u64,
+    ) {
         let (fd, fixed) = core.files.target(file);
         let target = Target::new(fd, fixed);
-        let entry = opcode::UringCmd16::new(target.fd(), op).cmd(argument).build();
+        let entry = opcode::UringCmd16::new(target.fd(), op).cmd(argument).addr(Some(address)).build();
         self.push(target.aim(entry).user_data(kind::COMMAND | token.bits()));
     }
 

@@ -1,0 +1,64 @@
+//! The kernel's table of buffers that it knows by number: ours for direct I/O, and places where a driver puts the
+//! memory of its requests. Made when it is first needed.
+
+use io_uring::IoUring;
+use std::io;
+
+/// The most that an io_uring has (`IORING_MAX_REG_BUFFERS`): 128 KiB of pointers.
+const ENTRIES: u16 = 1 << 14;
+
+/// Which entries are taken.
+#[derive(Default)]
+pub(super) struct Table {
+    made: bool,
+    /// Stretches of free entries, first and count, by their first.
+    free: Vec<(u16, u16)>,
+}
+
+impl Table {
+    /// Take `count` entries next to each other: the number of the first.
+    ///
+    /// # Errors
+    /// The kernel has no such table (5.19), or it is full.
+    pub(super) fn take(&mut self, ring: &IoUring, count: u16) -> io::Result<u16> {
+        if !self.made {
+            ring.submitter().register_buffers_sparse(ENTRIES.into())?;
+            self.made = true;
+            self.free.push((0, ENTRIES));
+        }
+        let fits = self.free.iter().position(|free| free.1 >= count).ok_or(io::ErrorKind::OutOfMemory)?;
+        let free = &mut self.free[fits];
+        let first = free.0;
+        *free = (first + count, free.1 - count);
+        if free.1 == 0 {
+            self.free.remove(fits);
+        }
+        Ok(first)
+    }
+
+    /// Give back what [`take`](Table::take) gave. The entries are empty.
+    pub(super) fn give_back(&mut self, first: u16, count: u16) {
+        let at = self.free.partition_point(|free| free.0 < first);
+        self.free.insert(at, (first, count));
+        if self.free.get(at + 1).is_some_and(|next| next.0 == first + count) {
+            self.free[at].1 += self.free.remove(at + 1).1;
+        }
+        if at > 0 && self.free[at - 1].0 + self.free[at - 1].1 == first {
+            self.free[at - 1].1 += self.free.remove(at).1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_given_back_are_joined_again() {
+        let mut table = Table { made: true, free: vec![(30, 10)] };
+        for (first, count) in [(10, 10), (0, 10), (20, 10)] {
+            table.give_back(first, count);
+        }
+        assert_eq!(table.free, [(0, 40)]);
+    }
+}
