@@ -156,6 +156,20 @@ pub struct IoCommand {
     pub addr: u64,
 }
 
+impl IoCommand {
+    /// As an SQE carries it.
+    #[inline]
+    pub fn to_bytes(self) -> [u8; 16] {
+        zerocopy::transmute!(self)
+    }
+
+    /// From an SQE.
+    #[inline]
+    pub fn from_bytes(bytes: [u8; 16]) -> IoCommand {
+        zerocopy::transmute!(bytes)
+    }
+}
+
 /// `struct ublksrv_io_desc`: a request as the driver describes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]

@@ -1,0 +1,133 @@
+//! The kernel's driver: commands through io_uring, device nodes, descriptors in shared memory.
+//!
+//! A command has a ring of its own for as long as it runs, taken from a few that are kept. The kernel carries
+//! most commands out on a worker thread, so the caller waits with a time limit, and one that never ends costs
+//! its ring and its buffer, which the kernel may yet write to, and nothing else.
+//!
+//! *Invariant:* the memory that a command names outlives the command.
+
+mod descriptors;
+mod nodes;
+mod ring;
+
+pub use descriptors::{Descriptors, SharedDescriptors};
+pub use nodes::{block_path, char_path};
+
+use crate::abi::{ControlOp, DeviceInfo};
+use crate::control::{Command, Control, Refusal};
+use ring::CommandRing;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// The driver's control device.
+pub const CONTROL_PATH: &str = "/dev/ublk-control";
+/// What a misc device's node can be made from where nobody makes it (`/proc/misc`).
+const MISC_NAME: &str = "ublk-control";
+
+/// A number that no device has: the driver's numbers end far below it.
+const NO_DEVICE: u32 = i32::MAX as u32;
+/// What only asks takes no time.
+const PROBE: Duration = Duration::from_secs(5);
+
+/// Why the kernel's driver cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Unusable {
+    /// There is none.
+    #[error("this kernel has no ublk driver (run modprobe ublk_drv; it needs Linux 6.0 or later)")]
+    NoDriver,
+    /// There is one and its device node is missing.
+    #[error(
+        "the ublk driver is there and {CONTROL_PATH} is not (mount devtmpfs on /dev, or pass the node through)"
+    )]
+    NoNode,
+    /// It may not be opened.
+    #[error("{CONTROL_PATH}: {0} (run as root, or let your user open it)")]
+    Denied(#[source] io::Error),
+    /// io_uring is missing, forbidden, or lacks large submissions.
+    #[error(
+        "ublk needs io_uring: {0} (allow it: sysctl kernel.io_uring_disabled=0, seccomp; Linux 5.19 or later)"
+    )]
+    NoUring(#[source] io::Error),
+}
+
+/// The kernel's driver.
+#[derive(Debug)]
+pub struct KernelControl {
+    device: File,
+    /// Rings that no command uses.
+    idle: Mutex<Vec<CommandRing>>,
+    /// The driver is older than Linux 6.4 and takes bare command numbers only.
+    legacy: bool,
+}
+
+impl KernelControl {
+    /// Opens the control device.
+    ///
+    /// # Errors
+    /// See [`Unusable`].
+    pub fn open() -> Result<KernelControl, Unusable> {
+        let device = OpenOptions::new().read(true).write(true).open(CONTROL_PATH).map_err(|why| {
+            match why.kind() {
+                io::ErrorKind::NotFound if has_driver() => Unusable::NoNode,
+                io::ErrorKind::NotFound => Unusable::NoDriver,
+                // A node without a driver behind it.
+                _ if matches!(why.raw_os_error(), Some(libc::ENXIO | libc::ENODEV)) => Unusable::NoDriver,
+                _ => Unusable::Denied(why),
+            }
+        })?;
+        let ring = CommandRing::new().map_err(Unusable::NoUring)?;
+        let mut control = KernelControl { device, idle: Mutex::new(vec![ring]), legacy: false };
+        // A number that is encoded and unknown to it, an old driver answers otherwise than an unknown device.
+        let probe = control.execute(Command {
+            op: ControlOp::GetDevInfo,
+            device: NO_DEVICE,
+            data: 0,
+            buffer: vec![0; size_of::<DeviceInfo>()],
+            path: None,
+            limit: PROBE,
+        });
+        control.legacy = matches!(probe, Err(Refusal::Errno(libc::EINVAL | libc::EOPNOTSUPP)));
+        Ok(control)
+    }
+}
+
+fn has_driver() -> bool {
+    std::fs::read_to_string("/proc/misc")
+        .is_ok_and(|list| list.lines().any(|line| line.split_whitespace().nth(1) == Some(MISC_NAME)))
+}
+
+impl Control for KernelControl {
+    fn execute(&self, command: Command) -> Result<(u32, Vec<u8>), Refusal> {
+        let kept = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let ring = match kept {
+            Some(ring) => ring,
+            None => CommandRing::new()
+                .map_err(|why| Refusal::Errno(why.raw_os_error().unwrap_or(libc::ENOMEM)))?,
+        };
+        let code = match command.op.legacy_code() {
+            Some(code) if self.legacy => code,
+            _ => command.op.code(),
+        };
+        let (ring, answer) = ring.execute(&self.device, code, &command);
+        if let Some(ring) = ring {
+            self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(ring);
+        }
+        answer
+    }
+
+    fn open(&self, device: u32, limit: Duration) -> io::Result<OwnedFd> {
+        nodes::open_char(device, limit)
+    }
+
+    fn await_node(&self, device: u32, limit: Duration) -> io::Result<()> {
+        nodes::await_node(Path::new(&block_path(device)), limit)
+    }
+
+    fn devices(&self) -> Vec<u32> {
+        nodes::devices()
+    }
+}

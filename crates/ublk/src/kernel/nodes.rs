@@ -1,0 +1,95 @@
+//! Device nodes: where they are, and the wait for them. Whoever makes them (devtmpfs, udev) does it after the
+//! driver has answered.
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long to sleep before looking again: devtmpfs takes less, udev a few times as long.
+const PAUSE: Duration = Duration::from_millis(1);
+/// Where the kernel lists the character devices of the driver.
+const CLASS: &str = "/sys/class/ublk-char";
+
+/// The character device, for the server.
+pub fn char_path(device: u32) -> String {
+    format!("/dev/ublkc{device}")
+}
+
+/// The block device, for everybody.
+pub fn block_path(device: u32) -> String {
+    format!("/dev/ublkb{device}")
+}
+
+/// Opens a character device. While its last server is being cleared away, it is busy.
+pub(super) fn open_char(device: u32, limit: Duration) -> io::Result<OwnedFd> {
+    let path = char_path(device);
+    retried(
+        limit,
+        |error| {
+            // udev may not have given the node to its owner yet.
+            error.kind() == io::ErrorKind::NotFound
+                || error.kind() == io::ErrorKind::PermissionDenied
+                || error.raw_os_error() == Some(libc::EBUSY)
+        },
+        || OpenOptions::new().read(true).write(true).open(&path).map(OwnedFd::from),
+    )
+}
+
+/// Waits for a node.
+pub(super) fn await_node(path: &Path, limit: Duration) -> io::Result<()> {
+    retried(limit, |error| error.kind() == io::ErrorKind::NotFound, || fs::metadata(path).map(drop))
+}
+
+/// Tries until it works, fails for another reason, or takes too long.
+fn retried<T>(
+    limit: Duration,
+    again: impl Fn(&io::Error) -> bool,
+    mut attempt: impl FnMut() -> io::Result<T>,
+) -> io::Result<T> {
+    let started = Instant::now();
+    loop {
+        match attempt() {
+            Err(error) if again(&error) && started.elapsed() < limit => std::thread::sleep(PAUSE),
+            ended => return ended,
+        }
+    }
+}
+
+/// The numbers of all devices. Without sysfs, those that have nodes.
+pub(super) fn devices() -> Vec<u32> {
+    let numbers = |folder: &str| -> Vec<u32> {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        let number = |entry: fs::DirEntry| entry.file_name().to_str()?.strip_prefix("ublkc")?.parse().ok();
+        entries.filter_map(number).collect()
+    };
+    let mut all = if Path::new(CLASS).exists() { numbers(CLASS) } else { numbers("/dev") };
+    all.sort_unstable();
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_comes_late_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("node");
+        let made = path.clone();
+        let maker = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(20));
+            fs::write(made, "").unwrap();
+        });
+        await_node(&path, Duration::from_secs(10)).unwrap();
+        maker.join().unwrap();
+    }
+
+    #[test]
+    fn a_node_that_does_not_come_is_waited_for_no_longer_than_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let missing = await_node(&folder.path().join("node"), Duration::from_millis(5));
+        assert_eq!(missing.unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+}
