@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use xtask::{chores, tidy};
+use xtask::{chores, guest, tidy};
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
@@ -17,6 +17,7 @@ fn main() -> ExitCode {
         ("check", []) => chores::check(&root),
         ("test", []) => chores::test(&root),
         ("fuzz", rest) => chores::fuzz(&root, rest),
+        ("guest", rest) => return ExitCode::from(guest::main(&root, rest)),
         ("soak", rest) => chores::soak(&root, rest),
         _ => {
             eprintln!("xtask: no chore '{chore} {}': ./x help lists them", rest.join(" "));

@@ -1,0 +1,327 @@
+//! One guest from start to end: boots a kernel with an archive, shows what the job prints, watches the console.
+//!
+//! *Invariants:* nothing outlives [`run`]: the emulator is a process group of its own, which is killed however the run
+//! ends. The job's exit status counts only if the guest has brought it out itself.
+
+use super::console::{Finding, Watcher};
+use super::kernel::{Emulator, Kernel};
+use super::process::quiet;
+use super::{at, make_folder};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// What a guest gets.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Shape {
+    /// Processors.
+    pub cpus: u32,
+    /// Memory, all file systems but the job's devices included.
+    pub memory_mib: u32,
+    /// When it is given up.
+    pub limit: Duration,
+    /// More words for the kernel's command line.
+    pub append: String,
+    /// A terminal instead of a log.
+    pub shell: bool,
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum End {
+    /// The job ended with this status.
+    Exited(u8),
+    /// The job was not done in time.
+    TimedOut,
+    /// The kernel gave up.
+    Died,
+    /// The guest went away without a status.
+    Vanished,
+}
+
+/// What a run came to.
+#[derive(Debug)]
+pub struct Report {
+    /// How it ended.
+    pub end: End,
+    /// What the kernel complained of.
+    pub findings: Vec<Finding>,
+    /// The end of the console.
+    pub tail: Vec<String>,
+    /// From start to end.
+    pub took: Duration,
+}
+
+/// Exit statuses for what is not the job's own doing.
+pub const TIMED_OUT: u8 = 124;
+/// The kernel complained, whatever the job said.
+pub const TROUBLE: u8 = 125;
+/// The guest ended without a status.
+pub const VANISHED: u8 = 126;
+
+impl Report {
+    /// The exit status for all of it.
+    pub fn status(&self) -> u8 {
+        match self.end {
+            End::TimedOut => TIMED_OUT,
+            End::Died => TROUBLE,
+            _ if !self.findings.is_empty() => TROUBLE,
+            End::Exited(status) => status,
+            End::Vanished => VANISHED,
+        }
+    }
+
+    /// What went wrong, for people; empty if nothing did.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        for finding in &self.findings {
+            text.push_str(&format!("guest: {finding}\n"));
+        }
+        match self.end {
+            End::Exited(_) => {}
+            End::TimedOut => text.push_str(&format!("guest: timed out after {} s\n", self.took.as_secs())),
+            End::Died => text.push_str("guest: the kernel died\n"),
+            End::Vanished => text.push_str("guest: it ended without an exit status\n"),
+        }
+        if !text.is_empty() {
+            text.push_str("guest: the end of the console:\n");
+            for line in &self.tail {
+                text.push_str(&format!("    {line}\n"));
+            }
+        }
+        text
+    }
+}
+
+/// Lines of the console that go into a report.
+const TAIL: usize = 40;
+/// How often logs are looked at.
+const PAUSE: Duration = Duration::from_millis(30);
+/// How long a guest may take to switch itself off, or a panic to be printed.
+const LAST_WORDS: Duration = Duration::from_secs(3);
+
+/// Boots `kernel` with the archive `initrd`; `folder` takes the logs and, below `out`, the job's files.
+///
+/// # Errors
+/// If the guest could not be started, or its logs not be read. What the guest does wrong is in the report.
+pub fn run(kernel: &Kernel, initrd: &Path, shape: &Shape, folder: &Path) -> Result<Report, String> {
+    let started = Instant::now();
+    let (console_path, job_path) = (folder.join("console.log"), folder.join("job.log"));
+    for path in [&console_path, &job_path] {
+        at(path, "making", File::create(path))?;
+    }
+    let mut command = match kernel {
+        Kernel::Emulated { image, emulator, .. } => emulated(image, emulator, initrd, shape, folder),
+        Kernel::UserMode { program } => user_mode(program, initrd, shape, folder, &console_path, &job_path)?,
+    };
+    if shape.shell {
+        command.stdin(Stdio::inherit());
+    } else {
+        command.stdin(Stdio::null()).process_group(0);
+    }
+    let child =
+        command.spawn().map_err(|error| format!("starting {:?} failed: {error}", command.get_program()))?;
+    let mut group = Group { child, is_group: !shape.shell };
+    let mut console = at(&console_path, "opening", File::open(&console_path))?;
+    let mut job = at(&job_path, "opening", File::open(&job_path))?;
+    let mut watcher = Watcher::default();
+    let mut last_words: Option<Instant> = None;
+    let mut is_late = false;
+    loop {
+        let has_ended = !matches!(group.child.try_wait(), Ok(None));
+        watcher.feed(&fresh(&mut console));
+        show(&fresh(&mut job));
+        if has_ended || last_words.is_some_and(|at| at.elapsed() > LAST_WORDS) {
+            break;
+        }
+        is_late = started.elapsed() > shape.limit && !shape.shell;
+        if is_late {
+            break;
+        }
+        if watcher.is_dead || watcher.is_done {
+            last_words.get_or_insert_with(Instant::now);
+        }
+        std::thread::sleep(PAUSE);
+    }
+    drop(group);
+    watcher.feed(&fresh(&mut console));
+    show(&fresh(&mut job));
+    let status = unpack(folder)?;
+    let end = match status {
+        Some(status) => End::Exited(status),
+        None if watcher.is_dead => End::Died,
+        None if is_late => End::TimedOut,
+        None => End::Vanished,
+    };
+    let tail = watcher.tail(TAIL).to_vec();
+    Ok(Report { end, findings: watcher.findings, tail, took: started.elapsed() })
+}
+
+/// A process and what it started; dropping it ends them all.
+struct Group {
+    child: Child,
+    is_group: bool,
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if self.is_group {
+            // Members may be left when the first is gone; that there is none is the usual case.
+            let group = format!("-{}", self.child.id());
+            let _ = quiet(Command::new("kill").args(["-KILL", "--", &group]));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What was added to a log since the last call; a log that cannot be read now is read later.
+fn fresh(log: &mut File) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let _ = log.read_to_end(&mut bytes);
+    bytes
+}
+
+/// A lost terminal must not end a run.
+fn show(bytes: &[u8]) {
+    let mut stdout = std::io::stdout().lock();
+    let _ = stdout.write_all(bytes).and_then(|()| stdout.flush());
+}
+
+/// Words for the command line of either kind of kernel. Emulation is slow, so watchdogs have patience.
+fn append(shape: &Shape, terminal: &str) -> String {
+    let (seconds, more) = (shape.limit.as_secs(), &shape.append);
+    let shell = if shape.shell { " GUEST_SHELL=1" } else { "" };
+    let ci = if std::env::var_os("CI").is_some() { " GUEST_CI=true" } else { "" };
+    format!(
+        "quiet printk.time=1 panic=-1 oops=panic rdinit=/init rcupdate.rcu_cpu_stall_timeout=60 \
+         GUEST_JOB={terminal} GUEST_SECONDS={seconds}{shell}{ci} {more}"
+    )
+}
+
+fn emulated(image: &Path, emulator: &Emulator, initrd: &Path, shape: &Shape, folder: &Path) -> Command {
+    let mut command = Command::new(&emulator.program);
+    if let Some(root) = &emulator.root {
+        for place in ["usr/share/qemu", "usr/share/seabios"] {
+            command.arg("-L").arg(root.join(place));
+        }
+        command.args(["-L", "/usr/share/seabios", "-L", "/usr/share/qemu"]);
+        let libraries = root.join("usr/lib/x86_64-linux-gnu");
+        command.env("LD_LIBRARY_PATH", &libraries).env("QEMU_MODULE_DIR", libraries.join("qemu"));
+    }
+    command.args([
+        "-M",
+        "q35",
+        "-accel",
+        "tcg,thread=multi",
+        "-cpu",
+        "max",
+        "-nodefaults",
+        "-no-user-config",
+    ]);
+    command.args(["-display", "none", "-no-reboot"]);
+    command.args(["-smp", &shape.cpus.to_string(), "-m", &shape.memory_mib.to_string()]);
+    command.arg("-kernel").arg(image).arg("-initrd").arg(initrd);
+    let terminal = if shape.shell { "ttyS0" } else { "ttyS1" };
+    command.args([
+        "-append",
+        &format!("console=ttyS0 mitigations=off watchdog_thresh=30 {}", append(shape, terminal)),
+    ]);
+    let file = |name: &str| format!("file:{}", folder.join(name).display());
+    command.args(["-serial", &if shape.shell { "mon:stdio".into() } else { file("console.log") }]);
+    command.args(["-serial", &file("job.log")]);
+    let out = format!("file,id=out,path={}", folder.join("out.tar").display());
+    command.args(["-device", "virtio-serial-pci", "-chardev", &out]);
+    command.args(["-device", "virtserialport,chardev=out,name=out"]);
+    if !shape.shell {
+        let log = File::create(folder.join("emulator.log"));
+        if let Ok((stdout, stderr)) = log.and_then(|log| Ok((log.try_clone()?, log))) {
+            command.stdout(stdout).stderr(stderr);
+        }
+    }
+    command
+}
+
+fn user_mode(
+    program: &Path,
+    initrd: &Path,
+    shape: &Shape,
+    folder: &Path,
+    console: &Path,
+    job: &Path,
+) -> Result<Command, String> {
+    if shape.shell {
+        return Err("a shell needs an emulated kernel: --kernel newest".into());
+    }
+    let append_to = |path: &Path| at(path, "opening", File::options().append(true).open(path));
+    let mut command = Command::new(program);
+    // The guest's memory is a file; in memory it does not wear out a disk.
+    command.env("TMPDIR", "/dev/shm").env("HOME", folder);
+    command.arg(format!("mem={}M", shape.memory_mib)).arg(format!("initrd={}", initrd.display()));
+    command.args(["seccomp=on", "con=null", "con0=null,fd:1", "ssl0=null,fd:2", "null_blk.nr_devices=0"]);
+    command.args(["scsi_debug.add_host=0", &format!("ncpus={}", shape.cpus)]);
+    command.arg(format!("GUEST_OUT={}", folder.display()));
+    command.args(append(shape, "ttyS0").split_whitespace());
+    command.stdout(append_to(console)?).stderr(append_to(job)?);
+    Ok(command)
+}
+
+/// Unpacks what the guest brought out into `folder/out`; the answer is the job's status, if it came.
+fn unpack(folder: &Path) -> Result<Option<u8>, String> {
+    let (archive, out) = (folder.join("out.tar"), folder.join("out"));
+    make_folder(&out)?;
+    if std::fs::metadata(&archive).is_ok_and(|metadata| metadata.len() > 0) {
+        // An archive that was cut off gives what it has; without a status it is no success.
+        let _ = quiet(Command::new("tar").arg("-xf").arg(&archive).arg("-C").arg(&out));
+        at(&archive, "removing", std::fs::remove_file(&archive))?;
+    }
+    let status = std::fs::read_to_string(out.join(".status")).ok();
+    Ok(status.and_then(|text| text.trim().parse().ok()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(end: End, findings: &[(&'static str, &str)]) -> Report {
+        let findings = findings.iter().map(|(name, line)| Finding { name, line: (*line).into() }).collect();
+        Report { end, findings, tail: vec!["last line".into()], took: Duration::from_secs(9) }
+    }
+
+    #[test]
+    fn the_status_of_the_job_is_that_of_the_run() {
+        assert_eq!(report(End::Exited(0), &[]).status(), 0);
+        assert_eq!(report(End::Exited(7), &[]).status(), 7);
+        assert_eq!(report(End::Exited(0), &[]).text(), "");
+    }
+
+    #[test]
+    fn a_finding_fails_a_job_that_succeeded_and_is_named() {
+        let report =
+            report(End::Exited(0), &[("hung task", "INFO: task fio:1 blocked for more than 30 seconds.")]);
+        assert_eq!(report.status(), TROUBLE);
+        assert!(report.text().contains("guest: hung task: INFO: task fio:1"), "{}", report.text());
+        assert!(report.text().contains("last line"));
+    }
+
+    #[test]
+    fn other_ends_have_statuses_of_their_own() {
+        assert_eq!(report(End::TimedOut, &[]).status(), TIMED_OUT);
+        assert_eq!(report(End::Died, &[]).status(), TROUBLE);
+        assert_eq!(report(End::Vanished, &[]).status(), VANISHED);
+        assert!(report(End::TimedOut, &[]).text().contains("timed out after 9 s"));
+    }
+
+    #[test]
+    fn a_job_without_a_status_is_no_success() {
+        let folder = std::env::temp_dir().join(format!("blockyard-boot-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join("out")).expect("a folder");
+        assert_eq!(unpack(&folder), Ok(None));
+        std::fs::write(folder.join("out/.status"), "3\n").expect("a file");
+        assert_eq!(unpack(&folder), Ok(Some(3)));
+        std::fs::remove_dir_all(&folder).expect("it is there");
+    }
+}

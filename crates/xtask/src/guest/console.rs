@@ -1,0 +1,202 @@
+//! What the kernel says on its console: finds what no job may cause, by name.
+//!
+//! Only lines with the kernel's time stamp count, so that a job may print such words itself. Messages that kernels of
+//! the supported range print are in [`SIGNS`]. A job that provokes one on purpose writes `guest expects NAME` to
+//! `/dev/kmsg` before, and `guest expects nothing` after.
+
+use std::fmt;
+
+/// A message that something is wrong.
+struct Sign {
+    /// What people call it.
+    name: &'static str,
+    /// How the message begins, after the time stamp.
+    begins: &'static str,
+    /// What else it holds.
+    holds: &'static str,
+}
+
+const fn sign(name: &'static str, begins: &'static str, holds: &'static str) -> Sign {
+    Sign { name, begins, holds }
+}
+
+/// In order: the first that fits names the finding. Source: kernel/panic.c, kernel/hung_task.c, kernel/watchdog.c,
+/// kernel/rcu/tree_stall.h, kernel/locking/lockdep.c, lib/ubsan.c, mm/oom_kill.c.
+const SIGNS: &[Sign] = &[
+    sign("panic", "Kernel panic - not syncing", ""),
+    sign("soft lockup", "watchdog: BUG: soft lockup", ""),
+    sign("hard lockup", "watchdog: Watchdog detected hard LOCKUP", ""),
+    sign("sanitizer", "BUG: KASAN", ""),
+    sign("sanitizer", "BUG: KFENCE", ""),
+    sign("sanitizer", "UBSAN: ", ""),
+    sign("oops", "BUG: ", ""),
+    sign("oops", "Oops: ", ""),
+    sign("oops", "Oops: general protection fault", ""),
+    sign("oops", "general protection fault", ""),
+    sign("oops", "kernel BUG at ", ""),
+    sign("hung task", "INFO: task ", " blocked for more than "),
+    sign("hung task", "INFO: task ", " blocked in I/O wait for more than "),
+    sign("rcu stall", "rcu: INFO: ", "detected "),
+    sign("rcu stall", "INFO: rcu_", "stall"),
+    sign("lockdep", "WARNING: possible ", ""),
+    sign("lockdep", "WARNING: inconsistent lock state", ""),
+    sign("lockdep", "WARNING: suspicious RCU usage", ""),
+    sign("lockdep", "WARNING: bad unlock balance", ""),
+    sign("warning", "WARNING: ", " at "),
+    sign("out of memory", "Out of memory: ", "illed process"),
+    sign("out of memory", "Memory cgroup out of memory: ", "illed process"),
+];
+
+/// Something that no job may cause.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finding {
+    /// Its name, of [`SIGNS`].
+    pub name: &'static str,
+    /// The kernel's line, without the time stamp.
+    pub line: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.name, self.line)
+    }
+}
+
+/// What was found on one console so far.
+#[derive(Default, Debug)]
+pub struct Watcher {
+    /// The part of a line that has come.
+    partial: Vec<u8>,
+    /// All of it, for the tail that goes into a report.
+    lines: Vec<String>,
+    /// What the job said it would cause; empty when nothing.
+    expected: String,
+    /// In order, each text once.
+    pub findings: Vec<Finding>,
+    /// The kernel will not go on.
+    pub is_dead: bool,
+    /// The guest said that it is done with everything.
+    pub is_done: bool,
+}
+
+/// What the guest's `init` writes to the console when results are out.
+pub const DONE: &str = "guest is done";
+
+impl Watcher {
+    /// Takes the next bytes of the console.
+    pub fn feed(&mut self, bytes: &[u8]) {
+        self.partial.extend_from_slice(bytes);
+        while let Some(end) = self.partial.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.partial.drain(..=end).collect();
+            self.line(String::from_utf8_lossy(&line).trim_end());
+        }
+    }
+
+    fn line(&mut self, line: &str) {
+        self.lines.push(line.into());
+        let Some(message) = message_of(line) else { return };
+        if let Some(what) = message.strip_prefix("guest expects ") {
+            self.expected = if what == "nothing" { String::new() } else { what.into() };
+        }
+        self.is_done |= message == DONE;
+        let fits = |sign: &&Sign| message.starts_with(sign.begins) && message.contains(sign.holds);
+        let Some(Sign { name, .. }) = SIGNS.iter().find(fits) else { return };
+        self.is_dead |= *name == "panic";
+        if self.expected != *name && !self.findings.iter().any(|finding| finding.line == message) {
+            self.findings.push(Finding { name, line: message.into() });
+        }
+    }
+
+    /// The last `count` lines.
+    pub fn tail(&self, count: usize) -> &[String] {
+        &self.lines[self.lines.len().saturating_sub(count)..]
+    }
+}
+
+/// What stands behind the kernel's time stamp, `[   12.345678] ` or with the caller `[   12.345678][    T1] `; `None`
+/// for a line that the kernel did not print.
+fn message_of(line: &str) -> Option<&str> {
+    let (stamp, rest) = line.trim_start_matches('\r').strip_prefix('[')?.split_once(']')?;
+    let (seconds, fraction) = stamp.trim_start().split_once('.')?;
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if !digits(seconds) || !digits(fraction) {
+        return None;
+    }
+    let rest =
+        rest.strip_prefix('[').and_then(|caller| caller.split_once(']')).map_or(rest, |(_, rest)| rest);
+    rest.strip_prefix(' ')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn watched(text: &str) -> Watcher {
+        let mut watcher = Watcher::default();
+        // In pieces, as a console is read.
+        for piece in text.as_bytes().chunks(7) {
+            watcher.feed(piece);
+        }
+        watcher
+    }
+
+    fn names(text: &str) -> Vec<&'static str> {
+        watched(text).findings.iter().map(|finding| finding.name).collect()
+    }
+
+    #[test]
+    fn each_sign_is_found_by_name() {
+        for (line, name) in [
+            ("[    1.234567] Kernel panic - not syncing: Fatal exception\r\n", "panic"),
+            ("[   12.000000] BUG: kernel NULL pointer dereference, address: 0000000000000008\n", "oops"),
+            ("[   12.000000] Oops: general protection fault, probably for non-canonical address\n", "oops"),
+            ("[  121.000000] INFO: task fio:321 blocked for more than 30 seconds.\n", "hung task"),
+            (
+                "[    2.000000][  T12] WARNING: CPU: 1 PID: 12 at block/blk-mq.c:100 blk_mq_x+0x1/0x2\n",
+                "warning",
+            ),
+            (
+                "[    2.000000] WARNING: drivers/block/ublk_drv.c:12 at ublk_x+0x1/0x2, CPU#0: x/1\n",
+                "warning",
+            ),
+            ("[    2.000000] WARNING: possible circular locking dependency detected\n", "lockdep"),
+            ("[    9.000000] watchdog: BUG: soft lockup - CPU#0 stuck for 26s! [fio:1]\n", "soft lockup"),
+            ("[    9.000000] rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:\n", "rcu stall"),
+            ("[    9.000000] BUG: KASAN: slab-use-after-free in ublk_x+0x1/0x2\n", "sanitizer"),
+            ("[    9.000000] Out of memory: Killed process 12 (blockyard) total-vm:1kB\n", "out of memory"),
+        ] {
+            assert_eq!(names(line), [name], "{line}");
+        }
+    }
+
+    #[test]
+    fn what_a_job_prints_is_not_the_kernel() {
+        assert!(names("Kernel panic - not syncing\n[test] WARNING: x at y\n[1.2.3] BUG: x\n").is_empty());
+        assert!(names("[    1.000000] EXT4-fs (ublkb0): mounted filesystem\n").is_empty());
+    }
+
+    #[test]
+    fn what_a_job_announced_is_no_finding_until_it_takes_that_back() {
+        let oom = |id: u32| format!("[    9.000000] Out of memory: Killed process {id} (fio)\n");
+        let text = format!(
+            "[    8.000000] guest expects out of memory\n{}[    9.000000] guest expects nothing\n{}",
+            oom(1),
+            oom(2)
+        );
+        assert_eq!(watched(&text).findings.len(), 1);
+        assert!(watched(&text).findings[0].line.contains("process 2"));
+    }
+
+    #[test]
+    fn a_panic_is_the_end_and_the_tail_shows_it() {
+        let watcher = watched("a\nb\n[    1.000000] Kernel panic - not syncing: VFS\nc\n");
+        assert!(watcher.is_dead && !watcher.is_done);
+        assert_eq!(watcher.tail(2), ["[    1.000000] Kernel panic - not syncing: VFS", "c"]);
+    }
+
+    #[test]
+    fn the_guest_says_when_it_is_done() {
+        assert!(watched("[    5.000000] guest is done\n").is_done);
+        assert!(!watched("guest is done\n").is_done);
+    }
+}

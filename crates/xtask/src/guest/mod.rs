@@ -1,0 +1,311 @@
+//! `./x guest`: a job on a real kernel, without root and without touching this machine's own.
+//!
+//! A guest is a kernel ([`kernel`]), the programs of this machine ([`userland`]) and a job: a script with the product
+//! and whatever else it needs. It boots in seconds ([`boot`]), runs the job, brings back its output, its exit status
+//! and the files that it left in `/out`; what the kernel complains of fails the run by name ([`console`]).
+
+pub mod apt;
+pub mod boot;
+pub mod console;
+pub mod cpio;
+pub mod kernel;
+pub mod modules;
+pub mod process;
+pub mod userland;
+
+use boot::Shape;
+use cpio::Tree;
+use kernel::{Choice, Kernel};
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Names the folder that keeps kernels and the emulator, instead of `target/guest`.
+pub const CACHE: &str = "BLOCKYARD_GUEST_CACHE";
+
+const USAGE: &str = "\
+usage: ./x guest [OPTIONS] SCRIPT [ARGUMENTS...]
+       ./x guest [OPTIONS] -- COMMAND [ARGUMENTS...]
+       ./x guest [OPTIONS] --shell
+       ./x guest --list
+
+Runs a job on a kernel of its own: fetched from this machine's Debian archive, emulated by QEMU, without root.
+The job finds blockyard and the usual tools in PATH, itself and what --with names in /job, and leaves results in /out.
+
+  --kernel WHICH     newest (the usual one), older (of the stable release), a version's beginning (6.1), or uml
+  --with FILE        take this file too: a program goes to PATH with its libraries, anything else to /job (repeatable)
+  --out DIR          where the job's /out and the logs go (target/guest/out)
+  --timeout SECONDS  when the job is given up (120)
+  --cpus N           processors (2)
+  --memory MIB       memory (2048)
+  --append WORDS     for the kernel's command line
+  --update           look for newer kernels
+  --bare             without blockyard, which is otherwise built first unless BLOCKYARD_BIN names it
+
+Exit status: the job's own; 124 it was not done in time; 125 the kernel complained (panic, oops, hung task, lockdep,
+warning, ...), which is named with the end of the console; 126 it ended without a status; 1 no guest could be had.
+
+  BLOCKYARD_GUEST_CACHE  where kernels and QEMU are kept (target/guest)
+  BLOCKYARD_UML_KERNEL   a user-mode kernel, maybe .zst: used unless --kernel says otherwise; boots in half a second
+  BLOCKYARD_QEMU         an emulator to use
+";
+
+/// What a command line asks for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Job {
+    choice: Choice,
+    shape: Shape,
+    with: Vec<PathBuf>,
+    out: Option<PathBuf>,
+    update: bool,
+    bare: bool,
+    what: What,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum What {
+    Script(PathBuf, Vec<String>),
+    Command(Vec<String>),
+    Shell,
+    List,
+}
+
+fn parse(words: &[String], usual: Choice) -> Result<Job, String> {
+    let limit = Duration::from_secs(120);
+    let shape = Shape { cpus: 2, memory_mib: 2048, limit, append: String::new(), shell: false };
+    let what = What::List;
+    let mut job = Job { choice: usual, shape, with: Vec::new(), out: None, update: false, bare: false, what };
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let mut value = || words.next().ok_or(format!("{word} needs a value"));
+        match word.as_str() {
+            "--kernel" => job.choice = Choice::parse(value()?)?,
+            "--with" => job.with.push(value()?.into()),
+            "--out" => job.out = Some(value()?.into()),
+            "--timeout" => job.shape.limit = Duration::from_secs(number(word, value()?, 5)?.into()),
+            "--cpus" => job.shape.cpus = number(word, value()?, 1)?,
+            "--memory" => job.shape.memory_mib = number(word, value()?, 128)?,
+            "--append" => job.shape.append = value()?.clone(),
+            "--update" => job.update = true,
+            "--bare" => job.bare = true,
+            "--list" => return Ok(job),
+            "--shell" => {
+                job.shape.shell = true;
+                job.what = What::Shell;
+                return Ok(job);
+            }
+            "--" => {
+                job.what = What::Command(words.cloned().collect());
+                let is_empty = job.what == What::Command(Vec::new());
+                return if is_empty { Err("-- needs a command".into()) } else { Ok(job) };
+            }
+            _ if word.starts_with('-') => return Err(format!("no such option: {word}")),
+            script => {
+                job.what = What::Script(script.into(), words.cloned().collect());
+                return Ok(job);
+            }
+        }
+    }
+    Err("no script".into())
+}
+
+fn number(option: &str, word: &str, least: u32) -> Result<u32, String> {
+    let number = word.parse().ok().filter(|number| *number >= least);
+    number.ok_or_else(|| format!("{option} {word}: a number from {least}"))
+}
+
+/// Runs what the command line asks for; the answer is the exit status.
+pub fn main(root: &Path, words: &[String]) -> u8 {
+    if words.iter().any(|word| matches!(word.as_str(), "--help" | "-h")) {
+        print!("{USAGE}");
+        return 0;
+    }
+    let job = match parse(words, Choice::usual()) {
+        Ok(job) => job,
+        Err(error) => {
+            eprintln!("guest: {error}\n\n{USAGE}");
+            return 2;
+        }
+    };
+    run(root, &job).unwrap_or_else(|error| {
+        eprintln!("guest: {error}");
+        1
+    })
+}
+
+fn run(root: &Path, job: &Job) -> Result<u8, String> {
+    let root = at(root, "finding", root.canonicalize())?;
+    let cache = std::env::var_os(CACHE).map_or_else(|| root.join("target/guest"), PathBuf::from);
+    make_folder(&cache)?;
+    let cache = at(&cache, "finding", cache.canonicalize())?;
+    if job.what == What::List {
+        return list(&cache);
+    }
+    let product = if job.bare { None } else { Some(product(&root)?) };
+    let kernel = {
+        // One at a time may fetch; the lock goes with the file.
+        let lock = cache.join("lock");
+        let file = at(&lock, "making", File::create(&lock))?;
+        at(&lock, "locking", file.lock())?;
+        kernel::get(&job.choice, &cache, job.update)?
+    };
+    let folder = job.out.clone().unwrap_or_else(|| cache.join("out"));
+    if folder.join("console.log").exists() {
+        at(&folder, "emptying", std::fs::remove_dir_all(&folder))?;
+    }
+    make_folder(&folder)?;
+    let folder = at(&folder, "finding", folder.canonicalize())?;
+    let tree = pack(job, product.as_deref())?;
+    let initrd = folder.join("initrd");
+    write_initrd(&initrd, &kernel, &tree)?;
+    let report = boot::run(&kernel, &initrd, &job.shape, &folder);
+    at(&initrd, "removing", std::fs::remove_file(&initrd))?;
+    let report = report?;
+    eprint!("{}", report.text());
+    let name = match &kernel {
+        Kernel::Emulated { version, .. } => version.as_str(),
+        Kernel::UserMode { .. } => "user-mode Linux",
+    };
+    let (status, seconds) = (report.status(), report.took.as_secs_f64());
+    eprintln!("guest: {name}: status {status} after {seconds:.1} s; files and logs in {}", folder.display());
+    Ok(status)
+}
+
+/// The binary that jobs run: the one that the environment names, else a fresh one without optimisation.
+fn product(root: &Path) -> Result<PathBuf, String> {
+    if let Some(named) = std::env::var_os("BLOCKYARD_BIN") {
+        return Ok(named.into());
+    }
+    let mut build = Command::new("cargo");
+    build.args(["build", "--quiet", "--locked", "--package", "blockyard"]).current_dir(root);
+    let status = build.status().map_err(|error| format!("starting cargo failed: {error}"))?;
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    if status.success() {
+        Ok(target.join("debug/blockyard"))
+    } else {
+        Err("building blockyard failed".into())
+    }
+}
+
+/// The guest's system with its job.
+fn pack(job: &Job, product: Option<&Path>) -> Result<Tree, String> {
+    let mut tree = userland::pack()?;
+    if let Some(product) = product {
+        userland::program(&mut tree, "blockyard", product)?;
+    }
+    for path in &job.with {
+        let name = path.file_name().ok_or_else(|| format!("--with {}: not a file", path.display()))?;
+        let name = name.to_string_lossy();
+        if is_program(path)? {
+            userland::program(&mut tree, &name, path)?;
+        } else {
+            tree.copy(&format!("job/{name}"), path)?;
+        }
+    }
+    let line = match &job.what {
+        What::Script(script, arguments) => {
+            let bytes = at(script, "reading", std::fs::read(script))?;
+            tree.bytes("job/script", 0o755, bytes);
+            quoted(std::iter::once("./script").chain(arguments.iter().map(String::as_str)))
+        }
+        What::Command(words) => quoted(words.iter().map(String::as_str)),
+        What::Shell | What::List => "sh -i".into(),
+    };
+    tree.bytes("job/run", 0o755, format!("#!/bin/sh\nexec {line}\n"));
+    Ok(tree)
+}
+
+fn is_program(path: &Path) -> Result<bool, String> {
+    let bytes = at(path, "reading", std::fs::read(path))?;
+    Ok(bytes.starts_with(b"\x7fELF"))
+}
+
+/// Words as a shell reads them back.
+fn quoted<'a>(words: impl Iterator<Item = &'a str>) -> String {
+    words.map(|word| format!("'{}'", word.replace('\'', r"'\''"))).collect::<Vec<_>>().join(" ")
+}
+
+/// The archive that the kernel unpacks: its modules, then all else. An archive may follow another.
+fn write_initrd(path: &Path, kernel: &Kernel, tree: &Tree) -> Result<(), String> {
+    let mut file = std::io::BufWriter::new(at(path, "making", File::create(path))?);
+    if let Kernel::Emulated { modules, .. } = kernel {
+        let mut modules_file = at(modules, "opening", File::open(modules))?;
+        at(path, "writing", std::io::copy(&mut modules_file, &mut file))?;
+    }
+    at(path, "writing", tree.write(&mut file))?;
+    at(path, "writing", file.flush())
+}
+
+/// Prints which kernels the cache has.
+fn list(cache: &Path) -> Result<u8, String> {
+    for word in ["newest", "older"] {
+        let known = std::fs::read_to_string(cache.join(format!("chosen-{word}")));
+        println!("{word:8} {}", known.as_deref().unwrap_or("not fetched yet"));
+    }
+    for entry in std::fs::read_dir(cache.join("kernels")).into_iter().flatten().flatten() {
+        println!("kept     {}", entry.file_name().to_string_lossy());
+    }
+    println!(
+        "uml      {}",
+        std::env::var(kernel::USER_MODE).unwrap_or_else(|_| format!("{} is not set", kernel::USER_MODE))
+    );
+    Ok(0)
+}
+
+/// Gives an error of the file system its path and what was tried.
+fn at<T>(path: &Path, doing: &str, result: std::io::Result<T>) -> Result<T, String> {
+    result.map_err(|error| format!("{doing} {} failed: {error}", path.display()))
+}
+
+fn make_folder(path: &Path) -> Result<(), String> {
+    at(path, "making", std::fs::create_dir_all(path))
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), String> {
+    at(path, "writing", std::fs::write(path, bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Job, String> {
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        parse(&words, Choice::Newest)
+    }
+
+    #[test]
+    fn options_come_before_the_script_and_arguments_after_it() {
+        let job = parsed("--kernel older --cpus 4 --timeout 9 --with a --with b run.sh --kernel x")
+            .expect("it is valid");
+        assert_eq!((job.choice, job.shape.cpus), (Choice::Older, 4));
+        assert_eq!(job.shape.limit, Duration::from_secs(9));
+        assert_eq!(job.with, [PathBuf::from("a"), PathBuf::from("b")]);
+        assert_eq!(job.what, What::Script("run.sh".into(), vec!["--kernel".into(), "x".into()]));
+    }
+
+    #[test]
+    fn a_command_stands_behind_two_dashes() {
+        assert_eq!(
+            parsed("-- uname -r").map(|job| job.what),
+            Ok(What::Command(vec!["uname".into(), "-r".into()]))
+        );
+        assert!(parsed("--").is_err());
+    }
+
+    #[test]
+    fn bad_options_are_refused() {
+        for line in
+            ["", "--kernel", "--kernel x s", "--cpus 0 s", "--timeout soon s", "--no-such s", "--with a"]
+        {
+            assert!(parsed(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn words_survive_the_shell() {
+        assert_eq!(quoted(["a b", "it's", "$x"].into_iter()), r"'a b' 'it'\''s' '$x'");
+    }
+}

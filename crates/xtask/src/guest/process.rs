@@ -1,0 +1,31 @@
+//! Other programs, run to their end: with their output kept for the error message.
+
+use std::process::{Command, Output, Stdio};
+
+fn finish(command: &mut Command) -> Result<Output, String> {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let line = words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    command.stdin(Stdio::null());
+    let output = command.output().map_err(|error| format!("starting '{line}' failed: {error}"))?;
+    if output.status.success() {
+        return Ok(output);
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(format!("'{line}' failed: {}\n{}", output.status, said.trim_end()))
+}
+
+/// Runs a program whose output nobody needs.
+///
+/// # Errors
+/// The command line, how it ended and what it said on stderr.
+pub fn quiet(command: &mut Command) -> Result<(), String> {
+    finish(command).map(drop)
+}
+
+/// Runs a program and returns what it printed.
+///
+/// # Errors
+/// As [`quiet`].
+pub fn output(command: &mut Command) -> Result<String, String> {
+    finish(command).map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+}
