@@ -53,4 +53,6 @@ pub struct Profile {
     pub in_place: bool,
     /// It knows holes: asking for extents before a large read can spare the read.
     pub sparse: bool,
+    /// Nobody looks at the data of requests that keep to the limits: it may be memory that only the kernel can reach.
+    pub opaque: bool,
 }

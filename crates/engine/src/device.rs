@@ -176,8 +176,8 @@ impl Device {
     }
 
     /// Make the nodes of a queue on the thread that owns `ring`.
-    pub(crate) fn mount(&self, ring: &mut KernelRing) -> Result<Mounted, DeviceError> {
-        self.tree.mount(ring, self.depth)
+    pub(crate) fn mount(&self, ring: &mut KernelRing, depth: u16) -> Result<Mounted, DeviceError> {
+        self.tree.mount(ring, depth)
     }
 
     pub(crate) fn add_lane(&self, reactor: usize, stats: Arc<QueueStats>) -> Arc<Lane> {

@@ -13,4 +13,5 @@ pub mod spec;
 mod start;
 pub mod topology;
 mod tree;
+mod ublk_lane;
 mod yard;

@@ -43,6 +43,9 @@ pub(crate) type Attach = Box<dyn FnOnce(&Lane, &mut Fronts, &mut Turn<'_>) + Sen
 enum Mail {
     /// Serve a device to a new client, through a queue that is made if it is not there.
     Attach(Arc<Device>, Attach),
+    /// The same through a new queue, of which so many tags are left to the front-end.
+    #[allow(dead_code, reason = "exports with tags of their own come with their own modules")]
+    AttachAlone(Arc<Device>, u16, Attach),
     /// Finish what the device's connections have asked for, close them, flush, drop the queue.
     Retire(Arc<Device>, oneshot::Sender<bool>),
     /// Close the device's connections whatever they still owe.
@@ -91,6 +94,12 @@ impl Reactor {
         self.post(Mail::Attach(device, attach));
     }
 
+    /// The same with a new queue that is the front-end's alone: its first `tags` tags are left to it.
+    #[allow(dead_code, reason = "exports with tags of their own come with their own modules")]
+    pub(crate) fn attach_alone(&self, device: Arc<Device>, tags: u16, attach: Attach) {
+        self.post(Mail::AttachAlone(device, tags, attach));
+    }
+
     /// Ends with whether the final flush went well once nothing of the device is left on this thread.
     pub(crate) fn retire(&self, device: Arc<Device>) -> oneshot::Receiver<bool> {
         let (done, is_done) = oneshot::channel();
@@ -122,14 +131,28 @@ impl Reactor {
 struct Hosted {
     device: Arc<Device>,
     lane: Lane,
+    /// Its queue is one front-end's alone, and takes no other clients.
+    alone: bool,
     held: Held,
-    retiring: Option<Retiring>,
+    retiring: Retiring,
 }
 
-struct Retiring {
+/// How far a queue is on its way out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Retiring {
+    No,
+    /// It waits for clients to be gone.
+    Closing,
+    Flushing,
+    /// The final flush is over, and whether it went well.
+    Flushed(bool),
+}
+
+/// A device that is to be gone from this thread.
+struct Retirement {
+    device: Arc<Device>,
     done: oneshot::Sender<bool>,
-    /// `None` until the final flush was submitted, then how it ended.
-    flushed: Option<Option<bool>>,
+    well: bool,
 }
 
 struct State {
@@ -139,6 +162,7 @@ struct State {
     fronts: Fronts,
     inbox: Receiver<Mail>,
     hosted: Vec<Hosted>,
+    retirements: Vec<Retirement>,
     stopping: bool,
 }
 
@@ -151,6 +175,7 @@ impl State {
             fronts: Fronts::default(),
             inbox,
             hosted: Vec::new(),
+            retirements: Vec::new(),
             stopping: false,
         }
     }
@@ -203,7 +228,7 @@ impl State {
             }
         }
         self.fronts.commit(&mut Turn { ring: &mut self.ring, queues: &mut self.queues });
-        if self.hosted.iter().any(|hosted| hosted.retiring.is_some()) {
+        if !self.retirements.is_empty() {
             self.go_on_retiring();
         }
     }
@@ -213,10 +238,14 @@ impl State {
             match mail {
                 Mail::Attach(device, attach) => self.attach(&device, attach),
                 Mail::Retire(device, done) => self.retire(&device, done),
+                Mail::AttachAlone(device, tags, attach) => {
+                    let position = self.host(&device, Some(tags));
+                    self.attach_to(&device, position, attach);
+                }
                 Mail::Abort(device) => {
-                    if let Some(id) = self.find(&device).map(|hosted| hosted.lane.queue) {
+                    for hosted in self.hosted.iter().filter(|hosted| Arc::ptr_eq(&hosted.device, &device)) {
                         let turn = &mut Turn { ring: &mut self.ring, queues: &mut self.queues };
-                        self.fronts.close_lane(id, true, turn);
+                        self.fronts.close_lane(hosted.lane.queue, true, turn);
                     }
                 }
                 Mail::Stop => self.stopping = true,
@@ -224,95 +253,99 @@ impl State {
         }
     }
 
-    fn find(&mut self, device: &Arc<Device>) -> Option<&mut Hosted> {
-        self.hosted.iter_mut().find(|hosted| Arc::ptr_eq(&hosted.device, device))
+    fn attach(&mut self, device: &Arc<Device>, attach: Attach) {
+        let mut hosted = self.hosted.iter();
+        let position = hosted.position(|hosted| Arc::ptr_eq(&hosted.device, device) && !hosted.alone);
+        let position = position.map_or_else(|| self.host(device, None), Ok);
+        self.attach_to(device, position, attach);
     }
 
-    fn attach(&mut self, device: &Arc<Device>, attach: Attach) {
-        let position = match self.hosted.iter().position(|hosted| Arc::ptr_eq(&hosted.device, device)) {
-            Some(position) => position,
-            None => match self.host(device) {
-                Ok(position) => position,
-                Err(error) => {
-                    tracing::error!(device = device.name(), %error, "no queue for a client");
-                    return;
-                }
-            },
+    fn attach_to(&mut self, device: &Arc<Device>, position: Result<usize, DeviceError>, attach: Attach) {
+        let position = match position {
+            Ok(position) => position,
+            Err(error) => {
+                tracing::error!(device = device.name(), %error, "no queue for a client");
+                return;
+            }
         };
         let hosted = &self.hosted[position];
-        if hosted.retiring.is_none() {
+        if hosted.retiring == Retiring::No {
             let turn = &mut Turn { ring: &mut self.ring, queues: &mut self.queues };
             attach(&hosted.lane, &mut self.fronts, turn);
         }
     }
 
-    /// Make a hardware queue for the device on this thread: its place among those hosted.
-    fn host(&mut self, device: &Arc<Device>) -> Result<usize, DeviceError> {
+    /// Make a hardware queue for the device on this thread: its place among those hosted. `tags`: so many are left
+    /// to one front-end, whose queue it is alone; one more is for the final flush.
+    fn host(&mut self, device: &Arc<Device>, tags: Option<u16>) -> Result<usize, DeviceError> {
         let id = self.queues.vacant();
-        let Mounted { stack, facts, held } = device.mount(&mut self.ring)?;
-        let config =
-            QueueConfig { id, depth: device.depth(), segments_per_tag: SEGMENTS_PER_TAG, timeout_ns: None };
-        let queue = Queue::new(config, stack)?;
+        let depth = tags.map_or(device.depth(), |tags| tags + 1);
+        let Mounted { stack, facts, held } = device.mount(&mut self.ring, depth)?;
+        let config = QueueConfig { id, depth, segments_per_tag: SEGMENTS_PER_TAG, timeout_ns: None };
+        let mut queue = Queue::new(config, stack)?;
+        queue.leave_tags(tags.unwrap_or(0));
         let shown = device.add_lane(self.number, queue.stats().clone());
         self.queues.insert(queue);
-        let lane = Lane { queue: id, depth: device.depth(), facts, shown };
-        self.hosted.push(Hosted { device: device.clone(), lane, held, retiring: None });
+        let lane = Lane { queue: id, depth, facts, shown };
+        let (device, alone) = (device.clone(), tags.is_some());
+        self.hosted.push(Hosted { device, lane, alone, held, retiring: Retiring::No });
         Ok(self.hosted.len() - 1)
     }
 
     fn retire(&mut self, device: &Arc<Device>, done: oneshot::Sender<bool>) {
-        let Some(hosted) = self.find(device) else {
-            // Nothing of it was ever here.
-            let _ = done.send(true);
-            return;
-        };
-        hosted.retiring = Some(Retiring { done, flushed: None });
-        let id = hosted.lane.queue;
-        self.fronts.close_lane(id, false, &mut Turn { ring: &mut self.ring, queues: &mut self.queues });
+        for hosted in self.hosted.iter_mut().filter(|hosted| Arc::ptr_eq(&hosted.device, device)) {
+            hosted.retiring = Retiring::Closing;
+            let turn = &mut Turn { ring: &mut self.ring, queues: &mut self.queues };
+            self.fronts.close_lane(hosted.lane.queue, false, turn);
+        }
+        self.retirements.push(Retirement { device: device.clone(), done, well: true });
     }
 
-    /// Take devices that are being retired a step further: wait for connections, flush, drop.
+    /// Take devices that are being retired a step further: wait for clients, flush, drop.
     fn go_on_retiring(&mut self) {
         let mut position = 0;
         while position < self.hosted.len() {
             let hosted = &mut self.hosted[position];
             let id = hosted.lane.queue;
-            let Some(retiring) = &mut hosted.retiring else {
-                position += 1;
-                continue;
-            };
-            match retiring.flushed {
-                None if !self.fronts.is_open(id) => {
+            match hosted.retiring {
+                Retiring::Closing if !self.fronts.is_open(id) => {
                     let queue = self.queues.touch(id);
                     if let Some(tag) = queue.tag() {
-                        retiring.flushed = Some(None);
+                        hosted.retiring = Retiring::Flushing;
                         queue.submit(tag, SELF, Request::flush(), &mut self.ring);
                     }
                 }
-                Some(Some(well)) => {
-                    let hosted = self.hosted.swap_remove(position);
-                    self.queues.remove(id);
-                    let turn = &mut Turn { ring: &mut self.ring, queues: &mut self.queues };
-                    self.fronts.drop_lane(id, turn);
-                    hosted.device.remove_lane(&hosted.lane.shown);
-                    hosted.held.release(&mut self.ring);
-                    if let Some(retiring) = hosted.retiring {
-                        let _ = retiring.done.send(well);
-                    }
+                Retiring::Flushed(well) => {
+                    self.drop_hosted(position, well);
                     continue;
                 }
                 _ => {}
             }
             position += 1;
         }
+        let hosted = &self.hosted;
+        let gone = |device: &Arc<Device>| !hosted.iter().any(|hosted| Arc::ptr_eq(&hosted.device, device));
+        for retirement in self.retirements.extract_if(.., |retirement| gone(&retirement.device)) {
+            let _ = retirement.done.send(retirement.well);
+        }
+    }
+
+    fn drop_hosted(&mut self, position: usize, well: bool) {
+        let hosted = self.hosted.swap_remove(position);
+        let id = hosted.lane.queue;
+        self.queues.remove(id);
+        self.fronts.drop_lane(id, &mut Turn { ring: &mut self.ring, queues: &mut self.queues });
+        hosted.device.remove_lane(&hosted.lane.shown);
+        hosted.held.release(&mut self.ring);
+        for retirement in &mut self.retirements {
+            retirement.well &= well || !Arc::ptr_eq(&retirement.device, &hosted.device);
+        }
     }
 
     fn flushed(&mut self, id: QueueId, end: Done) {
         self.queues.get_mut(id).release(end.tag);
         for hosted in self.hosted.iter_mut().filter(|hosted| hosted.lane.queue == id) {
-            if let Some(retiring) = &mut hosted.retiring {
-                retiring.flushed = Some(Some(end.status.is_ok()));
-            }
+            hosted.retiring = Retiring::Flushed(end.status.is_ok());
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A front-end that is asked about a queue that it does not serve does nothing: closing a device asks all of them.
 
-use crate::nbd;
+use crate::{nbd, ublk};
 use queue::{Done, QueueId, Queues};
 use ring::{Event, KernelRing};
 
@@ -12,7 +12,12 @@ use ring::{Event, KernelRing};
 pub enum FrontNumber {
     /// NBD connections.
     Nbd = 0,
+    /// Queues of ublk devices.
+    Ublk = 1,
 }
+
+const NBD: u8 = FrontNumber::Nbd as u8;
+const UBLK: u8 = FrontNumber::Ublk as u8;
 
 /// What a front-end works with during a turn.
 pub struct Turn<'a> {
@@ -52,11 +57,13 @@ pub trait Front {
 pub struct Fronts {
     /// NBD connections.
     pub nbd: nbd::Front,
+    /// Queues of ublk devices.
+    pub ublk: ublk::Front,
 }
 
 impl Fronts {
-    fn all(&mut self) -> [&mut dyn Front; 1] {
-        [&mut self.nbd]
+    fn all(&mut self) -> [&mut dyn Front; 2] {
+        [&mut self.nbd, &mut self.ublk]
     }
 
     /// Something has come or ended that is not a node's.
@@ -65,7 +72,10 @@ impl Fronts {
     /// When it is for a front-end that there is not: that is our own bug.
     pub fn event(&mut self, event: Event, turn: &mut Turn<'_>) {
         match event {
-            Event::Ended { token, .. } => unreachable!("no front-end has number {}", token.front),
+            Event::Ended { token, .. } => match token.front {
+                UBLK => self.ublk.event(event, turn),
+                other => unreachable!("no front-end has number {other}"),
+            },
             socket => self.nbd.event(socket, turn),
         }
     }
@@ -75,9 +85,9 @@ impl Fronts {
     /// # Panics
     /// As [`event`](Fronts::event).
     pub fn done(&mut self, queue: QueueId, done: Done, turn: &mut Turn<'_>) {
-        const NBD: u8 = FrontNumber::Nbd as u8;
         match done.owner.front() {
             NBD => self.nbd.done(queue, done, turn),
+            UBLK => self.ublk.done(queue, done, turn),
             other => unreachable!("no front-end has number {other}"),
         }
     }
@@ -89,7 +99,7 @@ impl Fronts {
 
     /// Whether [`commit`](Fronts::commit) has something left to do.
     pub fn is_dirty(&self) -> bool {
-        self.nbd.is_dirty()
+        self.nbd.is_dirty() || self.ublk.is_dirty()
     }
 
     /// See [`Front::close_lane`].
@@ -99,7 +109,7 @@ impl Fronts {
 
     /// Whether anybody is still there.
     pub fn is_open(&self, queue: QueueId) -> bool {
-        self.nbd.is_open(queue)
+        self.nbd.is_open(queue) || self.ublk.is_open(queue)
     }
 
     /// See [`Front::drop_lane`].

@@ -7,5 +7,6 @@
 
 mod fronts;
 pub mod nbd;
+pub mod ublk;
 
 pub use fronts::{Front, FrontNumber, Fronts, Turn};

@@ -20,6 +20,12 @@ pub trait Layer<R: Ring>: Send + Sync {
         0
     }
 
+    /// Whether its nodes look at the data of requests. One that hands data on by name alone can be given memory that
+    /// only the kernel can reach.
+    fn looks_at_data(&self) -> bool {
+        true
+    }
+
     /// The node of one hardware queue. `whole`: what [`profile`](Layer::profile) said.
     fn node(&self, whole: &Profile, below: &[NodeId]) -> Box<dyn Node<R>>;
 

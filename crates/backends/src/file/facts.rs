@@ -39,6 +39,13 @@ pub struct Facts {
     pub block_device: bool,
 }
 
+impl Facts {
+    /// Every request of whole blocks goes to the file as it is, in the memory that it brings.
+    pub fn takes_any_block(&self) -> bool {
+        self.direct.is_some_and(|alignment| alignment.offset <= self.block)
+    }
+}
+
 /// How many writes one queue has under way: its own cache line, for it alone writes there.
 #[derive(Default, Debug)]
 #[repr(align(64))]

@@ -76,7 +76,9 @@ impl Tree {
     /// A layer over children, which are its own from here on.
     fn over(layer: Arc<dyn Layer<KernelRing>>, below: Vec<Tree>) -> Result<Tree, LimitsError> {
         let profiles: Vec<Profile> = below.iter().map(|child| child.profile.clone()).collect();
-        Ok(Tree { profile: layer.profile(&profiles)?, element: Element::Layer(layer, below) })
+        let mut profile = layer.profile(&profiles)?;
+        profile.opaque = !layer.looks_at_data() && profiles.iter().all(|child| child.opaque);
+        Ok(Tree { profile, element: Element::Layer(layer, below) })
     }
 
     /// What the whole is to whoever uses it.
@@ -120,8 +122,8 @@ impl Tree {
             held.release(ring);
             return Err(error);
         }
-        let Profile { lends, in_place, sparse, .. } = self.profile;
-        Ok(Mounted { stack, facts: DeviceFacts { lends, in_place, sparse }, held })
+        let Profile { lends, in_place, sparse, opaque, .. } = self.profile;
+        Ok(Mounted { stack, facts: DeviceFacts { lends, in_place, sparse, opaque }, held })
     }
 
     fn mount_at(

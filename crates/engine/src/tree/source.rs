@@ -68,6 +68,9 @@ impl Source {
             lends: matches!(self, Source::Ram(_) | Source::Null(..) | Source::Zero(..)),
             in_place: matches!(self, Source::File(file) if file.shared().facts().direct.is_none()),
             sparse: matches!(self, Source::File(_) | Source::Ram(_) | Source::Zero(..)),
+            // Direct I/O on whole blocks needs no window to copy through. What goes through the page cache is
+            // mostly done in place, which takes memory of our own.
+            opaque: matches!(self, Source::File(file) if file.shared().facts().takes_any_block()),
         }
     }
 

@@ -38,6 +38,8 @@ pub struct DeviceFacts {
     pub in_place: bool,
     /// It knows holes: large structured reads ask for them.
     pub sparse: bool,
+    /// Data is only ever handed on by name, so it may be memory that only the kernel can reach.
+    pub opaque: bool,
 }
 
 /// A request that is in the stack.

@@ -31,6 +31,10 @@ impl<R: Ring> Layer<R> for SplitLayer {
         Split::children(depth)
     }
 
+    fn looks_at_data(&self) -> bool {
+        false
+    }
+
     fn node(&self, whole: &Profile, below: &[NodeId]) -> Box<dyn Node<R>> {
         Box::new(Split::new(&whole.limits, below[0]))
     }
