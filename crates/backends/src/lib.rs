@@ -29,7 +29,9 @@ mod zero;
 
 pub use failing::{Failing, FailingNode};
 pub use file::{Alignment, Direct, Facts, File, FileNode, FileSpec, OpenError, Shared};
-pub use null::{Completion, CompletionError, IrqMode, Null, NullNode, NullSpec};
+pub use null::{
+    Completion, CompletionError, IrqMode, Null, NullError, NullNode, NullSpec, ZonedError, ZonedSpec,
+};
 pub use ram::{Ram, RamError, RamNode, RamSpec};
 pub use zero::{Zero, ZeroNode, ZeroPages};
 

@@ -230,13 +230,17 @@ impl Harness {
         self.queue.complete(cookie, result, &mut self.ring);
     }
 
-    /// Turn until nothing is under way: statuses in the order of their ends, with the last one's data.
+    /// Turn until nothing is under way: statuses in the order of their ends, with the data each had then.
     pub(crate) fn drain(&mut self) -> Vec<(Status, Data)> {
+        self.drain_requests().into_iter().map(|(status, req)| (status, req.data)).collect()
+    }
+
+    fn drain_requests(&mut self) -> Vec<(Status, Request)> {
         let mut ends = Vec::new();
         for _ in 0..10_000 {
             let done: Vec<_> = self.queue.done().collect();
             for end in done {
-                ends.push((end.status, self.queue.request(end.tag).data));
+                ends.push((end.status, *self.queue.request(end.tag)));
                 self.queue.release(end.tag);
             }
             if self.queue.in_flight() == 0 {
@@ -303,6 +307,23 @@ impl Harness {
         let memory = self.memory(len, 0);
         let req = Request::new(Op::Read, Bytes(offset), Bytes(len.into()));
         self.one(Request { flags: Flags::MAY_LEND, ..req }, &[memory])
+    }
+
+    /// A zone append, and where its data went.
+    pub(crate) fn append(&mut self, offset: u64, data: &[u8]) -> (Status, u64) {
+        let memory = self.memory(data.len() as u32, 0);
+        self.ring.bytes_mut(memory).copy_from_slice(data);
+        self.submit(Request::new(Op::ZoneAppend, Bytes(offset), Bytes(data.len() as u64)), &[memory]);
+        let (status, req) = self.drain_requests()[0];
+        (status, req.offset.0)
+    }
+
+    /// What a question is answered with, in `room` bytes.
+    pub(crate) fn answer(&mut self, op: Op, offset: u64, len: u64, room: usize) -> Vec<u8> {
+        let memory = self.memory(room as u32, 0);
+        let (status, _) = self.one(Request::new(op, Bytes(offset), Bytes(len)), &[memory]);
+        assert_eq!(status, Status::Ok);
+        self.ring.bytes(memory).to_vec()
     }
 
     pub(crate) fn write_pieces(&mut self, offset: u64, data: &[u8], lens: &[u32]) -> Status {

@@ -68,6 +68,8 @@ Stacks:
            [,size=SIZE,create]
   ram:SIZE[,hugepages]
   null:[SIZE][,irqmode=none|softirq|timer][,completion=TIME][,memory_backed]
+       [,zoned[,zone_size=SIZE][,zone_capacity=SIZE][,zone_nr_conv=N][,zone_max_open=N][,zone_max_active=N]
+        [,zone_append_max_sectors=N][,zone_full][,zone_readonly=SECTOR[+SECTOR...]][,zone_offline=...]]
   zero:[SIZE]
   error:[SIZE]
 

@@ -6,7 +6,7 @@
 use crate::spec::{DeviceName, LayerSpec, StackSpec};
 use crate::tree::{self, Tree};
 pub(crate) use crate::tree::{Held, Mounted};
-use backends::{CompletionError, Fact, Features, OpenError, RamError};
+use backends::{CompletionError, Fact, Features, NullError, OpenError, RamError};
 use block::{Bytes, LimitsError, ParseLimitsError, QueueLimits};
 use queue::{DEPTH_MAX, Nanos, QueueStats, Snapshot, StackError};
 use ring::KernelRing;
@@ -42,6 +42,9 @@ pub enum DeviceError {
     /// The memory.
     #[error(transparent)]
     Ram(#[from] RamError),
+    /// The null device.
+    #[error(transparent)]
+    Null(#[from] NullError),
     /// The completion time.
     #[error(transparent)]
     Completion(#[from] CompletionError),

@@ -59,6 +59,9 @@ pub enum HostError {
     /// The export's name is taken.
     #[error(transparent)]
     ExportTaken(#[from] NameTaken),
+    /// The device has zones, and the export's hosts would not know of them.
+    #[error("it is a zoned device, and {0} has no zones (export it with --ublk)")]
+    Zoned(&'static str),
     /// The last flush failed: what was written since the one before may be lost.
     #[error("the final flush failed: writes that were not flushed before may be lost")]
     Flush,
@@ -193,6 +196,7 @@ impl Host {
         name: &str,
         tls: &TlsSpec,
     ) -> Result<String, HostError> {
+        Self::refuse_zones(device, "NBD")?;
         let listener = self.listener(address, tls)?;
         self.show(device, listener, name)
     }
@@ -209,11 +213,18 @@ impl Host {
         name: &str,
         tls: &TlsSpec,
     ) -> Result<String, HostError> {
+        Self::refuse_zones(device, "NBD")?;
         let address = listening.address.clone();
         let loaded = Tls::load(tls)?.map(Arc::new);
         let listener = Listener::start(listening, loaded, self).map_err(|e| listen_error(&address, e))?;
         lock(&self.listeners).push(Joinable { address, tls: tls.clone(), listener: listener.clone() });
         self.show(device, listener, name)
+    }
+
+    /// Clients of an export without zones would write where they must not.
+    pub(crate) fn refuse_zones(device: &Device, export: &'static str) -> Result<(), HostError> {
+        let zoned = device.limits().features.has(block::Features::ZONED);
+        if zoned { Err(HostError::Zoned(export)) } else { Ok(()) }
     }
 
     fn show(&self, device: &Arc<Device>, listener: Arc<Listener>, name: &str) -> Result<String, HostError> {

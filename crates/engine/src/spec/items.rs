@@ -68,6 +68,11 @@ impl Options {
         Some(self.given.swap_remove(at))
     }
 
+    /// An option that was given, not yet taken, and begins with `prefix`.
+    pub(super) fn given(&self, prefix: &str) -> Option<&str> {
+        self.given.iter().map(|(key, _)| key.as_str()).find(|key| key.starts_with(prefix))
+    }
+
     /// An option that stands alone: whether it is there.
     pub(super) fn flag(&mut self, key: &str) -> Result<bool, SpecError> {
         match self.take(key) {

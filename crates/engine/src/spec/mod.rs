@@ -13,6 +13,7 @@ mod export;
 mod items;
 mod layer;
 mod name;
+mod null;
 mod stack;
 mod time;
 
@@ -20,7 +21,8 @@ pub use block::Bytes;
 pub use export::{NBD_PORT, NbdAddress, TlsMode, TlsSpec, nbd_uri};
 pub use layer::{LayerSpec, check_limits};
 pub use name::DeviceName;
-pub use stack::{Direct, FileSpec, IrqMode, NullSpec, RamSpec, SIZE_DEFAULT, StackSpec};
+pub use null::{IrqMode, NullSpec};
+pub use stack::{Direct, FileSpec, RamSpec, SIZE_DEFAULT, StackSpec};
 pub use time::{format_time, parse_time};
 
 /// Why a description is refused, and what to write instead.

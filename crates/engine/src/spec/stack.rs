@@ -1,19 +1,15 @@
 //! `kind:what,key=value,…`: the backend at the bottom of a stack.
 
 use super::items::{Escaped, Options, split};
-use super::time::{format_time, parse_time};
+use super::null::{self, NullSpec};
 use super::{DeviceName, SpecError};
 use block::Bytes;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::Duration;
 
 /// The size of `null:`, `zero:` and `error:` when none is given: null_blk's default, 250 GiB.
 pub const SIZE_DEFAULT: Bytes = Bytes::gib(250);
-
-/// null_blk's default for its timed completion.
-const COMPLETION_DEFAULT: Duration = Duration::from_micros(10);
 
 /// What holds a device's blocks.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -72,34 +68,7 @@ pub struct RamSpec {
     pub hugepages: bool,
 }
 
-/// How `null:` completes, with null_blk's words.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub enum IrqMode {
-    /// At once, within the submission.
-    #[default]
-    None,
-    /// At the next turn of the loop.
-    Softirq,
-    /// After the completion time.
-    Timer,
-}
-
-/// `null:SIZE`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct NullSpec {
-    /// The size it claims.
-    pub size: Bytes,
-    /// When requests end.
-    pub irqmode: IrqMode,
-    /// How long after submission, in `timer` mode.
-    pub completion: Duration,
-    /// Keep what is written after all.
-    pub memory_backed: bool,
-}
-
 const DIRECT: [(&str, Direct); 3] = [("auto", Direct::Auto), ("on", Direct::On), ("off", Direct::Off)];
-const IRQMODE: [(&str, IrqMode); 3] =
-    [("none", IrqMode::None), ("softirq", IrqMode::Softirq), ("timer", IrqMode::Timer)];
 const KINDS: &str = "there are file:PATH, ram:SIZE, null:SIZE, zero:SIZE, error:SIZE";
 
 impl FromStr for StackSpec {
@@ -119,7 +88,7 @@ impl FromStr for StackSpec {
         match kind {
             "file" => parse_file(what, items).map(StackSpec::File),
             "ram" => parse_ram(what, items).map(StackSpec::Ram),
-            "null" => parse_null(what, items).map(StackSpec::Null),
+            "null" => null::parse(what, items).map(StackSpec::Null),
             "zero" => parse_bare("zero", what, items).map(StackSpec::Zero),
             "error" => parse_bare("error", what, items).map(StackSpec::Error),
             "nbd" | "rbd" => Err(SpecError::new(format!("{kind}: is not in this build"), KINDS)),
@@ -145,7 +114,7 @@ fn checked_size(what: &str, size: Bytes) -> Result<Bytes, SpecError> {
     Ok(size)
 }
 
-fn size_or_default(kind: &str, what: &str) -> Result<Bytes, SpecError> {
+pub(super) fn size_or_default(kind: &str, what: &str) -> Result<Bytes, SpecError> {
     if what.is_empty() { Ok(SIZE_DEFAULT) } else { parse_size(kind, what) }
 }
 
@@ -212,27 +181,6 @@ fn parse_file(what: &str, items: impl Iterator<Item = String>) -> Result<FileSpe
 fn parse_ram(what: &str, items: impl Iterator<Item = String>) -> Result<RamSpec, SpecError> {
     let mut options = Options::new("ram", &["hugepages"], items)?;
     Ok(RamSpec { size: parse_size("ram", what)?, hugepages: options.flag("hugepages")? })
-}
-
-fn parse_null(what: &str, items: impl Iterator<Item = String>) -> Result<NullSpec, SpecError> {
-    const KNOWN: &[&str] = &["irqmode", "completion", "memory_backed"];
-    let mut options = Options::new("null", KNOWN, items)?;
-    let completion = match options.text("completion")? {
-        Some(text) => Some(parse_time(&text)?),
-        None => None,
-    };
-    // A completion time alone asks for the timer: nothing else would heed it.
-    let implied = if completion.is_some() { IrqMode::Timer } else { IrqMode::None };
-    let null = NullSpec {
-        size: size_or_default("null", what)?,
-        irqmode: options.choice("irqmode", &IRQMODE)?.unwrap_or(implied),
-        completion: completion.unwrap_or(COMPLETION_DEFAULT),
-        memory_backed: options.flag("memory_backed")?,
-    };
-    if completion.is_some() && null.irqmode != IrqMode::Timer {
-        return Err(SpecError::new("completion goes with irqmode=timer", "leave out one of them"));
-    }
-    Ok(null)
 }
 
 fn parse_bare(
@@ -309,18 +257,7 @@ impl fmt::Display for FileSpec {
     }
 }
 
-impl fmt::Display for NullSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "null:{}", self.size)?;
-        write_choice(f, "irqmode", self.irqmode, &IRQMODE)?;
-        if self.irqmode == IrqMode::Timer {
-            write!(f, ",completion={}", format_time(self.completion))?;
-        }
-        write_flag(f, self.memory_backed, "memory_backed")
-    }
-}
-
-fn write_flag(f: &mut fmt::Formatter<'_>, is: bool, word: &str) -> fmt::Result {
+pub(super) fn write_flag(f: &mut fmt::Formatter<'_>, is: bool, word: &str) -> fmt::Result {
     if is { write!(f, ",{word}") } else { Ok(()) }
 }
 
@@ -328,7 +265,7 @@ fn write_block(f: &mut fmt::Formatter<'_>, block: Option<u32>) -> fmt::Result {
     block.map_or(Ok(()), |block| write!(f, ",block={block}"))
 }
 
-fn write_choice<T: Copy + PartialEq + Default>(
+pub(super) fn write_choice<T: Copy + PartialEq + Default>(
     f: &mut fmt::Formatter<'_>,
     key: &str,
     value: T,

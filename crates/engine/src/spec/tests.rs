@@ -1,5 +1,6 @@
 use super::*;
-use block::Bytes;
+use backends::ZonedSpec;
+use block::{Bytes, Sectors};
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -28,6 +29,17 @@ fn a_doubled_comma_belongs_to_the_path() {
     let StackSpec::File(file) = stack("file:/a,,b,,,ro").unwrap() else { panic!() };
     assert_eq!((file.path.as_path(), file.ro), (Path::new("/a,b,"), true));
     assert_eq!(file.to_string(), "file:/a,,b,,,ro");
+}
+
+#[test]
+fn zone_knobs_go_with_zoned() {
+    let StackSpec::Null(null) = stack("null:1G,zoned,zone_size=4M,zone_readonly=0+8192").unwrap() else {
+        panic!()
+    };
+    let zoned = null.zoned.unwrap();
+    assert_eq!((zoned.zone_size, zoned.read_only), (Bytes::mib(4), vec![Sectors(0), Sectors(8192)]));
+    assert!(why("null:1G,zone_size=4M").contains("zone_size goes with zoned"));
+    assert!(why("null:1G,zoned,zone_offline=1M").contains("\"1M\" is not the number of a sector"));
 }
 
 #[test]
@@ -204,8 +216,35 @@ fn any_null() -> impl Strategy<Value = StackSpec> {
             IrqMode::Timer => Duration::from_nanos(nanos.into()),
             _ => Duration::from_micros(10),
         };
-        StackSpec::Null(NullSpec { size: Bytes(size * 65536), irqmode, completion, memory_backed })
+        let (size, zoned) = (Bytes(size * 65536), None);
+        StackSpec::Null(NullSpec { size, irqmode, completion, memory_backed, zoned })
     })
+}
+
+fn any_zoned() -> impl Strategy<Value = StackSpec> {
+    let size = proptest::option::of((1u64..1 << 20).prop_map(|n| Bytes(n * 512)));
+    let list = || proptest::collection::vec(any::<u64>().prop_map(Sectors), 0..3);
+    let numbers = (12u32..40, any::<u32>(), any::<u32>(), any::<u32>(), any::<u32>());
+    (numbers, size, any::<bool>(), list(), list()).prop_map(
+        |(numbers, zone_capacity, full, read_only, offline)| {
+            let (shift, nr_conv, max_open, max_active, append_max) = numbers;
+            let zone_size = Bytes(1 << shift);
+            let append_max = Sectors(append_max.into());
+            let zoned = ZonedSpec {
+                zone_size,
+                zone_capacity,
+                nr_conv,
+                max_open,
+                max_active,
+                append_max,
+                full,
+                read_only,
+                offline,
+            };
+            let Ok(StackSpec::Null(null)) = stack("null:1T") else { panic!("null:1T is a stack") };
+            StackSpec::Null(NullSpec { zoned: Some(zoned), ..null })
+        },
+    )
 }
 
 fn any_stack() -> impl Strategy<Value = StackSpec> {
@@ -215,6 +254,7 @@ fn any_stack() -> impl Strategy<Value = StackSpec> {
     prop_oneof![
         any_file(),
         any_null(),
+        any_zoned(),
         ram,
         size().prop_map(StackSpec::Zero),
         size().prop_map(StackSpec::Error)

@@ -116,5 +116,6 @@ fn null(spec: &NullSpec) -> Result<Null, DeviceError> {
         IrqMode::Timer => (backends::IrqMode::Timer, u64::try_from(spec.completion.as_nanos()).ok()),
     };
     let completion = Completion::new(Some(irqmode), completion_ns)?;
-    Ok(Null::new(&backends::NullSpec { size: spec.size, completion, memory_backed: spec.memory_backed })?)
+    let NullSpec { size, memory_backed, zoned, .. } = spec.clone();
+    Ok(Null::new(&backends::NullSpec { size, completion, memory_backed, zoned })?)
 }

@@ -161,7 +161,7 @@ impl Setup {
             }
             1 => {
                 let completion = *rng.pick(&[Completion::Instant, Completion::After(20_000)]);
-                let spec = NullSpec { size: len, completion, memory_backed: true };
+                let spec = NullSpec { size: len, completion, memory_backed: true, zoned: None };
                 self.nulls.push(Null::new(&spec).expect("memory"));
                 Part::Null { number: self.nulls.len() - 1 }
             }

@@ -3,15 +3,24 @@
 //! The kernel's leaves the memory of a read as it found it. That would show one client what another sent,
 //! so here a read without `memory_backed` is zeroes: lent where the sender takes any memory, which costs
 //! nothing, and filled elsewhere. With a set time each request is held that long, by a timer of the ring.
-//! With `memory_backed` it is a RAM disk behind that timer.
+//! With `memory_backed` it is a RAM disk behind that timer. With zones it is a zoned device: see [`zones`].
+
+mod zoned;
+mod zoned_spec;
+mod zones;
+#[cfg(test)]
+mod zones_tests;
 
 use crate::ram::{Ram, RamError, RamNode, RamSpec};
 use crate::zero::{Zero, ZeroNode};
 use crate::{Backend, Fact, Features};
-use block::{Bytes, Cookie, QueueLimits, Region, Request, Status};
+use block::{Bytes, Cookie, QueueLimits, Region, Request, Sectors, Status};
 use queue::{Cx, Node, NodeId, Ring, Verdict};
 use std::str::FromStr;
 use std::sync::Arc;
+use zoned::ZonedNode;
+pub use zoned_spec::{ZonedError, ZonedSpec};
+use zones::Zones;
 
 /// How null_blk ends a request. A user-space queue has one thread, so `none` and `softirq` are one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,7 +87,7 @@ impl Completion {
 }
 
 /// What is asked for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NullSpec {
     /// How much it claims to hold.
     pub size: Bytes,
@@ -86,12 +95,26 @@ pub struct NullSpec {
     pub completion: Completion,
     /// Keep what is written, in memory.
     pub memory_backed: bool,
+    /// Be a zoned device.
+    pub zoned: Option<ZonedSpec>,
+}
+
+/// Why there is no such null device.
+#[derive(Debug, thiserror::Error)]
+pub enum NullError {
+    /// The size is not one that a disk has, or memory cannot be had.
+    #[error(transparent)]
+    Ram(#[from] RamError),
+    /// It cannot be zoned like that.
+    #[error(transparent)]
+    Zoned(#[from] ZonedError),
 }
 
 impl Default for NullSpec {
     /// null_blk's size, and no waiting.
     fn default() -> Self {
-        NullSpec { size: Bytes::gib(250), completion: Completion::Instant, memory_backed: false }
+        let (completion, memory_backed, zoned) = (Completion::Instant, false, None);
+        NullSpec { size: Bytes::gib(250), completion, memory_backed, zoned }
     }
 }
 
@@ -101,23 +124,25 @@ pub struct Null {
     size: Bytes,
     completion: Completion,
     ram: Option<Arc<Ram>>,
+    zones: Option<Arc<Zones>>,
 }
 
 impl Null {
     /// Make one.
     ///
     /// # Errors
-    /// The size is not one that a disk has, or memory cannot be had.
-    pub fn new(spec: &NullSpec) -> Result<Null, RamError> {
+    /// See [`NullError`].
+    pub fn new(spec: &NullSpec) -> Result<Null, NullError> {
         let size = spec.size;
         if size == Bytes::ZERO || !size.is_aligned(512) {
-            return Err(RamError::Size(size));
+            return Err(RamError::Size(size).into());
         }
+        let zones = spec.zoned.as_ref().map(|zoned| Zones::new(zoned, size)).transpose()?.map(Arc::new);
         let ram = match spec.memory_backed {
             true => Some(Ram::new(&RamSpec { size, huge: false })?),
             false => None,
         };
-        Ok(Null { size, completion: spec.completion, ram })
+        Ok(Null { size, completion: spec.completion, ram, zones })
     }
 
     /// The memory behind it, with `memory_backed`.
@@ -132,7 +157,29 @@ impl Null {
             Some(ram) => Content::Kept(ram.node(region)),
             None => Content::Zero(Zero::new(self.size).node(region)),
         };
-        NullNode { content, completion: self.completion, ended: Box::default() }
+        let body = match &self.zones {
+            None => Body::Plain(content),
+            Some(zones) => Body::Zoned(ZonedNode::new(zones.clone(), content)),
+        };
+        NullNode { body, completion: self.completion, ended: Box::default() }
+    }
+
+    fn zone_facts(zones: &Zones) -> Vec<Fact> {
+        let (count, conventional) = zones.count();
+        let spec = zones.spec();
+        // A limit that could never be reached is none, as in null_blk.
+        let limit = |held: u32, asked: u32| match (held, asked) {
+            (0, 0) => "none".to_owned(),
+            (0, asked) => format!("none ({asked} could never be reached)"),
+            (held, asked) if held == asked => held.to_string(),
+            (held, asked) => format!("{held} (of {asked}: an open zone is active)"),
+        };
+        let (open, active) = zones.limits();
+        vec![
+            ("zones", format!("{count} of {}, {conventional} conventional", zones.zone_len().bytes())),
+            ("open zones at most", limit(open, spec.max_open)),
+            ("active zones at most", limit(active, spec.max_active)),
+        ]
     }
 }
 
@@ -142,11 +189,32 @@ impl Backend for Null {
     }
 
     fn features(&self) -> Features {
-        Features::MEMORY
+        match &self.zones {
+            None => Features::MEMORY,
+            Some(_) => Features { discard: false, write_zeroes: false, fast_zero: false, ..Features::MEMORY },
+        }
     }
 
     fn limits(&self) -> QueueLimits {
-        crate::memory_limits()
+        let Some(zones) = &self.zones else { return crate::memory_limits() };
+        let (max_open_zones, max_active_zones) = zones.limits();
+        let plain = crate::memory_limits();
+        let mut limits = QueueLimits {
+            features: plain.features.with(block::Features::ZONED),
+            chunk_sectors: zones.zone_len(),
+            max_hw_zone_append_sectors: zones.append_max(),
+            max_open_zones,
+            max_active_zones,
+            physical_block_size: plain.logical_block_size,
+            io_min: plain.logical_block_size,
+            max_hw_discard_sectors: Sectors(0),
+            max_write_zeroes_sectors: Sectors(0),
+            max_hw_wzeroes_unmap_sectors: Sectors(0),
+            ..plain
+        };
+        let checked = limits.validate();
+        debug_assert_eq!(checked, Ok(()));
+        limits
     }
 
     fn describe(&self) -> Vec<Fact> {
@@ -163,20 +231,50 @@ impl Backend for Null {
         if let Some(ram) = &self.ram {
             facts.push(("allocated", ram.allocated().to_string()));
         }
+        facts.extend(self.zones.iter().flat_map(|zones| Null::zone_facts(zones)));
         facts
     }
 }
 
+/// What answers requests that nothing else has to say about.
 #[derive(Debug)]
 enum Content {
     Zero(ZeroNode),
     Kept(RamNode),
 }
 
+impl Content {
+    fn attach<R: Ring>(&mut self, id: NodeId, tags: usize) {
+        if let Content::Kept(ram) = self {
+            Node::<R>::attach(ram, id, tags);
+        }
+    }
+
+    fn submit<R: Ring>(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
+        match self {
+            Content::Zero(zero) => zero.submit(io, req, cx),
+            Content::Kept(ram) => ram.submit(io, req, cx),
+        }
+    }
+
+    fn reap<R: Ring>(&mut self, io: Cookie, req: &mut Request, result: i64, cx: &mut Cx<'_, R>) -> Verdict {
+        match self {
+            Content::Zero(_) => Verdict::Up(Status::from_result(result, 0)),
+            Content::Kept(ram) => ram.reap(io, req, result, cx),
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Body {
+    Plain(Content),
+    Zoned(ZonedNode),
+}
+
 /// A null device as one hardware queue sees it.
 #[derive(Debug)]
 pub struct NullNode {
-    content: Content,
+    body: Body,
     completion: Completion,
     /// By tag: how a request that waits for its time ended; `None` while the RAM disk has it.
     ended: Box<[Option<Status>]>,
@@ -196,9 +294,9 @@ impl NullNode {
     /// With a content, a time, or both; kept apart so that a request with neither stays a few instructions.
     #[inline(never)]
     fn submit_slowly<R: Ring>(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
-        let verdict = match &mut self.content {
-            Content::Zero(zero) => zero.submit(io, req, cx),
-            Content::Kept(ram) => ram.submit(io, req, cx),
+        let verdict = match &mut self.body {
+            Body::Plain(content) => content.submit(io, req, cx),
+            Body::Zoned(zoned) => zoned.submit(io, req, cx),
         };
         if self.completion == Completion::Instant { verdict } else { self.hold(io, verdict, cx) }
     }
@@ -207,15 +305,18 @@ impl NullNode {
 impl<R: Ring> Node<R> for NullNode {
     fn attach(&mut self, id: NodeId, tags: usize) {
         self.ended = vec![None; tags].into();
-        if let Content::Kept(ram) = &mut self.content {
-            Node::<R>::attach(ram, id, tags);
+        match &mut self.body {
+            Body::Plain(content) => content.attach::<R>(id, tags),
+            Body::Zoned(zoned) => zoned.attach::<R>(id, tags),
         }
     }
 
     #[inline]
     fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
-        match &mut self.content {
-            Content::Zero(zero) if self.completion == Completion::Instant => zero.submit(io, req, cx),
+        match &mut self.body {
+            Body::Plain(Content::Zero(zero)) if self.completion == Completion::Instant => {
+                zero.submit(io, req, cx)
+            }
             _ => self.submit_slowly(io, req, cx),
         }
     }
@@ -224,9 +325,9 @@ impl<R: Ring> Node<R> for NullNode {
         if let Some(status) = self.ended[io.tag.index()].take() {
             return Verdict::Up(status);
         }
-        let verdict = match &mut self.content {
-            Content::Zero(_) => Verdict::Up(Status::from_result(result, 0)),
-            Content::Kept(ram) => ram.reap(io, req, result, cx),
+        let verdict = match &mut self.body {
+            Body::Plain(content) => content.reap(io, req, result, cx),
+            Body::Zoned(zoned) => zoned.reap(io, req, result, cx),
         };
         self.hold(io, verdict, cx)
     }
@@ -268,7 +369,7 @@ mod tests {
     #[test]
     fn a_memory_backed_null_keeps_what_is_written() {
         for completion in [Completion::Instant, Completion::After(500)] {
-            let spec = NullSpec { size: Bytes::mib(64), completion, memory_backed: true };
+            let spec = NullSpec { size: Bytes::mib(64), completion, memory_backed: true, zoned: None };
             let mut disk = null(spec, None);
             assert_eq!(disk.write(4096, &[9; 4096], Flags::NONE), Status::Ok);
             assert_eq!(disk.read(4096, 4096), (Status::Ok, vec![9; 4096]));

@@ -1,0 +1,139 @@
+//! null_blk's zone knobs, and what they come to for a device of some size.
+//!
+//! Source: `null_init_zoned_dev` in drivers/block/null_blk/zoned.c. As there, a limit on open or active zones
+//! that could never be reached is no limit, and a zone at least stays sequential.
+
+use block::{Bytes, Sectors, UNLIMITED_SECTORS};
+
+/// The most zones: their states then take 32 MiB.
+const ZONES_MAX: u64 = 1 << 22;
+
+/// How a null device is zoned. The words are null_blk's; sizes are in bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ZonedSpec {
+    /// How long a zone is: a power of two.
+    pub zone_size: Bytes,
+    /// How much of a sequential zone can be written; `None`: all of it.
+    pub zone_capacity: Option<Bytes>,
+    /// How many zones, from the first on, are conventional.
+    pub nr_conv: u32,
+    /// The most zones that are open at once; 0: no limit.
+    pub max_open: u32,
+    /// The most zones that are open or closed, which is partly written, at once; 0: no limit.
+    pub max_active: u32,
+    /// The largest append; 0: it is not the device that appends, but who uses it.
+    pub append_max: Sectors,
+    /// Zones start out full rather than empty.
+    pub full: bool,
+    /// A sector in each zone that can only be read.
+    pub read_only: Vec<Sectors>,
+    /// A sector in each zone that is gone.
+    pub offline: Vec<Sectors>,
+}
+
+impl ZonedSpec {
+    /// null_blk's default zone.
+    pub const ZONE_SIZE: Bytes = Bytes::mib(256);
+}
+
+impl Default for ZonedSpec {
+    fn default() -> Self {
+        ZonedSpec {
+            zone_size: Self::ZONE_SIZE,
+            zone_capacity: None,
+            nr_conv: 0,
+            max_open: 0,
+            max_active: 0,
+            append_max: UNLIMITED_SECTORS,
+            full: false,
+            read_only: Vec::new(),
+            offline: Vec::new(),
+        }
+    }
+}
+
+/// Why a device cannot be zoned like that.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ZonedError {
+    /// Not a power of two.
+    #[error("a zone cannot be {0} bytes (zone_size is a power of two from 4K on)")]
+    ZoneSize(Bytes),
+    /// Not even one zone.
+    #[error("a zone of {zone} does not fit a device of {size} (choose a smaller zone_size)")]
+    ZoneBeyondDevice {
+        /// The zone.
+        zone: Bytes,
+        /// The device.
+        size: Bytes,
+    },
+    /// More than the bookkeeping is for.
+    #[error("{0} zones are more than the {ZONES_MAX} that a device can have (choose a larger zone_size)")]
+    TooMany(u64),
+    /// A capacity that is no part of a zone.
+    #[error("zone_capacity cannot be {0} (it is whole sectors, at most zone_size)")]
+    Capacity(Bytes),
+    /// A last zone that is smaller than the others, which have a capacity of their own.
+    #[error("the device ends within a zone, which does not go with zone_capacity (make zones fit its size)")]
+    SmallerLastZone,
+    /// A sector that lies in no sequential zone.
+    #[error("sector {0} is in no sequential zone (zone_readonly and zone_offline name one of 512 bytes)")]
+    NoSuchZone(u64),
+}
+
+/// What the knobs come to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Made {
+    pub(super) zone_len: Sectors,
+    pub(super) capacity: Sectors,
+    pub(super) count: usize,
+    pub(super) conventional: usize,
+    pub(super) max_open: u32,
+    pub(super) max_active: u32,
+    pub(super) append_max: Sectors,
+}
+
+impl ZonedSpec {
+    pub(super) fn check(&self, size: Bytes) -> Result<Made, ZonedError> {
+        let zone = self.zone_size;
+        if !zone.0.is_power_of_two() || zone.0 < 4096 {
+            return Err(ZonedError::ZoneSize(zone));
+        }
+        if zone > size {
+            return Err(ZonedError::ZoneBeyondDevice { zone, size });
+        }
+        let count = size.0.div_ceil(zone.0);
+        if count > ZONES_MAX {
+            return Err(ZonedError::TooMany(count));
+        }
+        let capacity = self.zone_capacity.unwrap_or(zone);
+        if capacity > zone || capacity == Bytes::ZERO || !capacity.is_aligned(512) {
+            return Err(ZonedError::Capacity(capacity));
+        }
+        if capacity != zone && !size.is_aligned(zone.0) {
+            return Err(ZonedError::SmallerLastZone);
+        }
+        let conventional = u64::from(self.nr_conv).min(count - 1);
+        let sequential = count - conventional;
+        let enforceable = |limit: u32| if u64::from(limit) >= sequential { 0 } else { limit };
+        let max_active = enforceable(self.max_active);
+        let max_open = match max_active {
+            0 => enforceable(self.max_open),
+            active => enforceable(self.max_open.min(active)),
+        };
+        for sector in self.read_only.iter().chain(&self.offline) {
+            let index = sector.0 / zone.sectors().0;
+            if index < conventional || index >= count {
+                return Err(ZonedError::NoSuchZone(sector.0));
+            }
+        }
+        Ok(Made {
+            zone_len: zone.sectors(),
+            capacity: capacity.sectors(),
+            count: count as usize,
+            conventional: conventional as usize,
+            max_open,
+            max_active,
+            append_max: self.append_max.min(capacity.sectors()),
+        })
+    }
+}

@@ -1,0 +1,157 @@
+//! `null:SIZE,key=value,…`: null_blk's knobs under null_blk's names. Sizes are in bytes or have a suffix,
+//! where null_blk counts MiB.
+
+use super::SpecError;
+use super::items::Options;
+use super::stack::{size_or_default, write_choice, write_flag};
+use super::time::{format_time, parse_time};
+use backends::ZonedSpec;
+use block::{Bytes, Sectors, UNLIMITED_SECTORS};
+use std::fmt;
+use std::time::Duration;
+
+/// null_blk's default for its timed completion.
+const COMPLETION_DEFAULT: Duration = Duration::from_micros(10);
+
+/// How `null:` completes, with null_blk's words.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub enum IrqMode {
+    /// At once, within the submission.
+    #[default]
+    None,
+    /// At the next turn of the loop.
+    Softirq,
+    /// After the completion time.
+    Timer,
+}
+
+/// `null:SIZE`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NullSpec {
+    /// The size it claims.
+    pub size: Bytes,
+    /// When requests end.
+    pub irqmode: IrqMode,
+    /// How long after submission, in `timer` mode.
+    pub completion: Duration,
+    /// Keep what is written after all.
+    pub memory_backed: bool,
+    /// Be a zoned device.
+    pub zoned: Option<ZonedSpec>,
+}
+
+const IRQMODE: [(&str, IrqMode); 3] =
+    [("none", IrqMode::None), ("softirq", IrqMode::Softirq), ("timer", IrqMode::Timer)];
+
+const KNOWN: &[&str] = &[
+    "irqmode",
+    "completion",
+    "memory_backed",
+    "zoned",
+    "zone_size",
+    "zone_capacity",
+    "zone_nr_conv",
+    "zone_max_open",
+    "zone_max_active",
+    "zone_append_max_sectors",
+    "zone_full",
+    "zone_readonly",
+    "zone_offline",
+];
+
+pub(super) fn parse(what: &str, items: impl Iterator<Item = String>) -> Result<NullSpec, SpecError> {
+    let mut options = Options::new("null", KNOWN, items)?;
+    let completion = match options.text("completion")? {
+        Some(text) => Some(parse_time(&text)?),
+        None => None,
+    };
+    // A completion time alone asks for the timer: nothing else would heed it.
+    let implied = if completion.is_some() { IrqMode::Timer } else { IrqMode::None };
+    let null = NullSpec {
+        size: size_or_default("null", what)?,
+        irqmode: options.choice("irqmode", &IRQMODE)?.unwrap_or(implied),
+        completion: completion.unwrap_or(COMPLETION_DEFAULT),
+        memory_backed: options.flag("memory_backed")?,
+        zoned: zoned(&mut options)?,
+    };
+    if completion.is_some() && null.irqmode != IrqMode::Timer {
+        return Err(SpecError::new("completion goes with irqmode=timer", "leave out one of them"));
+    }
+    Ok(null)
+}
+
+fn zoned(options: &mut Options) -> Result<Option<ZonedSpec>, SpecError> {
+    if !options.flag("zoned")? {
+        if let Some(key) = options.given("zone_") {
+            return Err(SpecError::new(format!("{key} goes with zoned"), "write zoned too, or leave it out"));
+        }
+        return Ok(None);
+    }
+    Ok(Some(ZonedSpec {
+        zone_size: options.value("zone_size", "256M")?.unwrap_or(ZonedSpec::ZONE_SIZE),
+        zone_capacity: options.value("zone_capacity", "192M")?,
+        nr_conv: options.value("zone_nr_conv", "4")?.unwrap_or(0),
+        max_open: options.value("zone_max_open", "8")?.unwrap_or(0),
+        max_active: options.value("zone_max_active", "12")?.unwrap_or(0),
+        append_max: options.value("zone_append_max_sectors", "1024")?.map_or(UNLIMITED_SECTORS, Sectors),
+        full: options.flag("zone_full")?,
+        read_only: sectors(options, "zone_readonly")?,
+        offline: sectors(options, "zone_offline")?,
+    }))
+}
+
+/// Sectors joined by `+`: commas separate options.
+fn sectors(options: &mut Options, key: &str) -> Result<Vec<Sectors>, SpecError> {
+    let Some(text) = options.text(key)? else { return Ok(Vec::new()) };
+    let sector = |word: &str| {
+        word.parse().map(Sectors).map_err(|_| {
+            SpecError::new(
+                format!("option {key}: \"{word}\" is not the number of a sector"),
+                format!("for example {key}=0+524288"),
+            )
+        })
+    };
+    text.split('+').map(sector).collect()
+}
+
+impl fmt::Display for NullSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "null:{}", self.size)?;
+        write_choice(f, "irqmode", self.irqmode, &IRQMODE)?;
+        if self.irqmode == IrqMode::Timer {
+            write!(f, ",completion={}", format_time(self.completion))?;
+        }
+        write_flag(f, self.memory_backed, "memory_backed")?;
+        self.zoned.as_ref().map_or(Ok(()), |zoned| write_zoned(f, zoned))
+    }
+}
+
+fn write_zoned(f: &mut fmt::Formatter<'_>, zoned: &ZonedSpec) -> fmt::Result {
+    write!(f, ",zoned")?;
+    if zoned.zone_size != ZonedSpec::ZONE_SIZE {
+        write!(f, ",zone_size={}", zoned.zone_size)?;
+    }
+    if let Some(capacity) = zoned.zone_capacity {
+        write!(f, ",zone_capacity={capacity}")?;
+    }
+    for (key, value) in [
+        ("zone_nr_conv", zoned.nr_conv),
+        ("zone_max_open", zoned.max_open),
+        ("zone_max_active", zoned.max_active),
+    ] {
+        if value != 0 {
+            write!(f, ",{key}={value}")?;
+        }
+    }
+    if zoned.append_max != UNLIMITED_SECTORS {
+        write!(f, ",zone_append_max_sectors={}", zoned.append_max.0)?;
+    }
+    write_flag(f, zoned.full, "zone_full")?;
+    for (key, list) in [("zone_readonly", &zoned.read_only), ("zone_offline", &zoned.offline)] {
+        if !list.is_empty() {
+            let words: Vec<_> = list.iter().map(|sector| sector.0.to_string()).collect();
+            write!(f, ",{key}={}", words.join("+"))?;
+        }
+    }
+    Ok(())
+}
