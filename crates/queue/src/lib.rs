@@ -16,6 +16,7 @@ mod probe;
 mod queues;
 mod seam;
 mod segments;
+mod sockets;
 mod stats;
 mod verdict;
 
@@ -25,5 +26,6 @@ pub use probe::{Event, Point, Probe};
 pub use queues::Queues;
 pub use seam::{FileId, FileOp, IoId, Nanos, Patience, QueueId, Ring, RingFull};
 pub use segments::Segments;
+pub use sockets::{Chunk, NodeEvent, ReceiveEnd, SocketEvent, SocketId, SocketOwner, Sockets};
 pub use stats::{OpCounts, QueueStats, Snapshot};
 pub use verdict::{DEPTH_MAX, Done, Owner, Queue, QueueConfig, Stack, StackError};

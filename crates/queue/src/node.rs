@@ -1,6 +1,7 @@
 //! A node of a stack, and what it may touch.
 
 use crate::segments::{SegmentList, Segments, advance};
+use crate::sockets::{NodeEvent, SocketOwner, alarm_cookie};
 use crate::{FileId, FileOp, IoId, Nanos, Patience, Point, Probe, QueueId, Ring, RingFull};
 use block::{Cookie, Data, Request, Segment, Status, Tag};
 use std::collections::VecDeque;
@@ -83,6 +84,19 @@ pub trait Node<R: Ring> {
     fn cancel(&mut self, io: Cookie, cx: &mut Cx<'_, R>) {
         cx.cancel(io);
     }
+
+    /// Something has come for the node itself. Requests that it holds and that end by this it names with
+    /// [`Cx::resume`].
+    fn event(&mut self, event: NodeEvent, cx: &mut Cx<'_, R>) {
+        let _ = (event, cx);
+    }
+
+    /// The node holds no request and will be asked for nothing more: let go of what it has at the ring, sockets and
+    /// alarm. Whether nothing is left; asked again until then.
+    fn close(&mut self, cx: &mut Cx<'_, R>) -> bool {
+        let _ = cx;
+        true
+    }
 }
 
 /// How a child request stands to its parent in the device's statistics.
@@ -115,6 +129,8 @@ pub(crate) struct Common {
     pub(crate) spare: Box<[Vec<Tag>]>,
     /// To be started, in order. Each holds a child tag, so it never outgrows those.
     pub(crate) spawned: VecDeque<Spawn>,
+    /// Held requests that their nodes named as over, with what they are told. Each holds a tag.
+    pub(crate) resumed: VecDeque<(Cookie, i64)>,
     pub(crate) probe: Option<Box<dyn Probe>>,
 }
 
@@ -214,6 +230,27 @@ impl<R: Ring> Cx<'_, R> {
     /// End the held request `io` with result 0 at that time.
     pub fn timer(&mut self, io: Cookie, at: Nanos) {
         self.ring.timer(IoId { queue: self.common.queue, cookie: io }, at);
+    }
+
+    /// The held request `io` of this node is over, by something that the ring did not carry for it: it comes back as
+    /// `reap` with this result once what the node is being told has been told.
+    pub fn resume(&mut self, io: Cookie, result: i64) {
+        self.common.resumed.push_back((io, result));
+    }
+
+    /// Have [`NodeEvent::Alarm`] come at that time. One at a time for each node.
+    pub fn alarm(&mut self, at: Nanos) {
+        self.ring.timer(IoId { queue: self.common.queue, cookie: alarm_cookie(self.node) }, at);
+    }
+
+    /// Have the alarm that was set come now.
+    pub fn cancel_alarm(&mut self) {
+        self.ring.cancel(IoId { queue: self.common.queue, cookie: alarm_cookie(self.node) });
+    }
+
+    /// What the node's sockets are added with.
+    pub fn socket_owner(&self) -> SocketOwner {
+        SocketOwner { queue: self.common.queue, node: self.node }
     }
 
     /// Ask the ring to end what it carries for `io`.

@@ -61,6 +61,13 @@ impl<R: Ring> Queues<R> {
         self.queues[index].as_mut().expect("a queue is removed only when nobody knows its number")
     }
 
+    /// Have a queue take part in this turn, if it is still there: for those that may know a number for too long.
+    pub fn nudge(&mut self, id: QueueId) {
+        if self.queues.get(usize::from(id.0)).is_some_and(Option::is_some) {
+            self.touch(id);
+        }
+    }
+
     /// Whether a turn has something to do.
     pub fn any_touched(&self) -> bool {
         !self.touched.is_empty()

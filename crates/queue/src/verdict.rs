@@ -13,6 +13,7 @@ use block::{Cookie, Data, Request, Segment, Status, Tag};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+mod outside;
 #[cfg(test)]
 mod tests;
 
@@ -228,6 +229,7 @@ impl<R: Ring> Queue<R> {
                 segments: vec![Segment::EMPTY; tags * usize::from(config.segments_per_tag)].into(),
                 spare,
                 spawned: VecDeque::with_capacity(tags),
+                resumed: VecDeque::new(),
                 probe: None,
             },
             free: (0..config.depth).rev().map(Tag).collect(),
@@ -358,10 +360,9 @@ impl<R: Ring> Queue<R> {
     #[inline]
     pub fn complete(&mut self, cookie: Cookie, result: i64, ring: &mut R) {
         let slot = &mut self.slots[cookie.tag.index()];
-        assert!(
-            slot.state == State::Held && slot.generation == cookie.generation,
-            "late or double end of {cookie:?}"
-        );
+        if slot.state != State::Held || slot.generation != cookie.generation {
+            return self.alarm(cookie, ring);
+        }
         slot.state = State::Moving;
         let holder = slot.path[usize::from(slot.depth) - 1];
         let mut cx = Cx { common: &mut self.common, node: holder, ring };
@@ -379,12 +380,13 @@ impl<R: Ring> Queue<R> {
             let node = slot.path[usize::from(slot.depth)];
             self.advance(tag, Verdict::Down(node), ring);
         }
-        for (number, node) in self.nodes.iter_mut().enumerate() {
-            let mut cx = Cx { common: &mut self.common, node: NodeId(number as u8), ring };
-            node.commit(&mut cx);
-        }
+        self.resume(ring);
+        self.commit(ring);
         if !self.common.spawned.is_empty() {
             self.start_children(ring);
+        }
+        if !self.common.resumed.is_empty() {
+            self.resume_and_commit(ring);
         }
     }
 
@@ -401,7 +403,7 @@ impl<R: Ring> Queue<R> {
 
     /// Whether [`turn`](Queue::turn) has something to offer again.
     pub fn has_parked(&self) -> bool {
-        !self.parked.is_empty()
+        !self.parked.is_empty() || !self.common.resumed.is_empty()
     }
 
     /// Count what ended since the last call, as having ended `now`.
@@ -542,7 +544,8 @@ impl<R: Ring> Queue<R> {
                         Verdict::Busy
                     } else {
                         hops_left -= 1;
-                        slot.generation = slot.generation.wrapping_add(1);
+                        // Odd ones are alarms of nodes.
+                        slot.generation = slot.generation.wrapping_add(2);
                         let io = Cookie { tag, generation: slot.generation };
                         cx.node = node;
                         if PROBED && self.leaf[node.index()] {

@@ -2,6 +2,7 @@
 
 use block::{Cookie, Segment};
 use queue::QueueId;
+pub use queue::{Chunk, ReceiveEnd, SocketId};
 
 /// Which engine carries the I/O.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -87,47 +88,6 @@ pub enum Wait {
     No,
     /// Sleep until something happens or the next timer is due. It may return early with nothing.
     UntilEvent,
-}
-
-/// A socket of a ring. Not reused before its [`Event::Closed`] was handed out.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct SocketId(pub(crate) u32);
-
-/// `log2` of the most sockets that a ring has at a time; the other bits count uses of a slot.
-const SOCKET_BITS: u32 = 20;
-
-impl SocketId {
-    pub(crate) const COUNT_MAX: usize = 1 << SOCKET_BITS;
-
-    pub(crate) fn new(index: usize, generation: u32) -> SocketId {
-        SocketId(index as u32 | generation << SOCKET_BITS)
-    }
-
-    pub(crate) fn index(self) -> usize {
-        self.0 as usize & (Self::COUNT_MAX - 1)
-    }
-}
-
-/// A received stretch of memory, to be given back once.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Chunk(pub(crate) u16);
-
-impl Chunk {
-    /// As an array index: below [`RingConfig::receive_buffers`].
-    pub const fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
-/// Why chunks stopped coming.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ReceiveEnd {
-    /// The peer sends no more.
-    Eof,
-    /// [`receive_stop`](crate::KernelRing::receive_stop) or [`close`](crate::KernelRing::close) was asked for.
-    Stopped,
-    /// A positive errno.
-    Error(i32),
 }
 
 /// Something that is over, or has come.

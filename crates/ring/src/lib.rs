@@ -17,6 +17,7 @@ mod core;
 mod epoll;
 mod files;
 mod memory;
+mod nodes;
 mod ops;
 mod ring;
 mod sockets;

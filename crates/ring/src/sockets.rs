@@ -8,6 +8,18 @@ use std::io;
 /// The most segments of one send: the kernel's `UIO_MAXIOV`.
 pub(crate) const SEGMENTS_MAX: usize = 1024;
 
+/// `log2` of the most sockets that a ring has at a time; the other bits of an id count uses of a slot.
+const SOCKET_BITS: u32 = 20;
+const COUNT_MAX: usize = 1 << SOCKET_BITS;
+
+fn name(index: usize, generation: u32) -> SocketId {
+    SocketId(index as u32 | generation << SOCKET_BITS)
+}
+
+fn index_of(id: SocketId) -> usize {
+    id.0 as usize & (COUNT_MAX - 1)
+}
+
 /// Sockets by slot. Each lies in its own box: the kernel may hold pointers into it.
 pub(crate) struct Sockets<S> {
     slots: Vec<(u32, Option<Box<S>>)>,
@@ -25,14 +37,14 @@ impl<S> Sockets<S> {
     pub(crate) fn add(&mut self, make: impl FnOnce(SocketId) -> io::Result<S>) -> io::Result<SocketId> {
         let number = match self.free.last() {
             Some(number) => *number as usize,
-            None if self.slots.len() < SocketId::COUNT_MAX => {
+            None if self.slots.len() < COUNT_MAX => {
                 self.slots.push((0, None));
                 self.free.push(self.slots.len() as u32 - 1);
                 self.slots.len() - 1
             }
             None => return Err(io::Error::other("a ring holds at most 2^20 sockets")),
         };
-        let id = SocketId::new(number, self.slots[number].0);
+        let id = name(number, self.slots[number].0);
         self.slots[number].1 = Some(Box::new(make(id)?));
         self.free.pop();
         self.live += 1;
@@ -40,10 +52,10 @@ impl<S> Sockets<S> {
     }
 
     pub(crate) fn remove(&mut self, id: SocketId) -> Option<Box<S>> {
-        let socket = self.slots[id.index()].1.take();
+        let socket = self.slots[index_of(id)].1.take();
         if socket.is_some() {
-            self.slots[id.index()].0 = self.slots[id.index()].0.wrapping_add(1);
-            self.free.push(id.index() as u32);
+            self.slots[index_of(id)].0 = self.slots[index_of(id)].0.wrapping_add(1);
+            self.free.push(index_of(id) as u32);
             self.live -= 1;
         }
         socket
@@ -52,8 +64,8 @@ impl<S> Sockets<S> {
     /// The socket that an id names, if it is still there.
     #[inline]
     pub(crate) fn find(&mut self, id: SocketId) -> Option<&mut S> {
-        let (generation, socket) = self.slots.get_mut(id.index())?;
-        if SocketId::new(id.index(), *generation) != id {
+        let (generation, socket) = self.slots.get_mut(index_of(id))?;
+        if name(index_of(id), *generation) != id {
             return None;
         }
         socket.as_deref_mut()
@@ -69,7 +81,7 @@ impl<S> Sockets<S> {
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (SocketId, &mut S)> {
         let slots = self.slots.iter_mut().enumerate();
-        slots.filter_map(|(n, (generation, s))| Some((SocketId::new(n, *generation), s.as_deref_mut()?)))
+        slots.filter_map(|(n, (generation, s))| Some((name(n, *generation), s.as_deref_mut()?)))
     }
 
     pub(crate) fn live(&self) -> usize {

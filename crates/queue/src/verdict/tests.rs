@@ -1,7 +1,7 @@
 //! The loop, one behaviour each, over nodes as small as these behaviours allow.
 
 use super::*;
-use crate::{FileId, FileOp, IoId, NoChild, Patience, RingFull};
+use crate::{FileId, FileOp, IoId, NoChild, NodeEvent, Patience, RingFull};
 use block::{Bytes, Op, Region};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -579,4 +579,84 @@ fn tags_left_to_a_front_end_are_never_given_out() {
     }
     assert_eq!(bench.queue.tag(), Some(Tag(3)));
     assert_eq!(bench.queue.tag(), None);
+}
+
+/// Holds what it gets until something comes on a socket, or its alarm; lets go when it was asked twice.
+#[derive(Default)]
+struct Remote {
+    held: Vec<Cookie>,
+    gathered: usize,
+    committed: Rc<RefCell<Vec<usize>>>,
+    /// End what is held when a batch ends, rather than when something comes.
+    at_commit: bool,
+    asked_to_close: u32,
+}
+
+impl Node<TestRing> for Remote {
+    fn submit(&mut self, io: Cookie, _: &mut Request, _: &mut Cx<'_, TestRing>) -> Verdict {
+        self.held.push(io);
+        self.gathered += 1;
+        Verdict::Held
+    }
+    fn commit(&mut self, cx: &mut Cx<'_, TestRing>) {
+        self.committed.borrow_mut().push(std::mem::take(&mut self.gathered));
+        if self.at_commit {
+            self.held.drain(..).for_each(|io| cx.resume(io, -i64::from(Status::Transport.errno())));
+        }
+    }
+    fn event(&mut self, event: NodeEvent, cx: &mut Cx<'_, TestRing>) {
+        let result = if event == NodeEvent::Alarm { -i64::from(Status::Timeout.errno()) } else { 0 };
+        self.held.drain(..).for_each(|io| cx.resume(io, result));
+    }
+    fn close(&mut self, _: &mut Cx<'_, TestRing>) -> bool {
+        self.asked_to_close += 1;
+        self.asked_to_close == 2
+    }
+}
+
+#[test]
+fn what_comes_on_a_socket_ends_the_requests_that_its_node_names() {
+    let mut bench = Bench::new(|stack| _ = stack.backend(Box::new(Remote::default())));
+    bench.submit_at(0, 0);
+    bench.submit_at(512, 0);
+    assert!(bench.done().is_empty());
+    let event = NodeEvent::Socket(crate::SocketId(1), crate::SocketEvent::Sent(5));
+    bench.queue.node_event(NodeId(0), event, &mut bench.ring);
+    assert_eq!(bench.done().iter().map(|done| done.1).collect::<Vec<_>>(), [Status::Ok; 2]);
+}
+
+#[test]
+fn an_alarm_reaches_its_node_and_no_request() {
+    let mut bench = Bench::new(|stack| {
+        stack.layer(Box::new(Failover { children: vec![NodeId(1)], next: 0, rounds: 1 }), 0);
+        stack.backend(Box::new(Remote::default()));
+    });
+    bench.submit_at(0, 0);
+    bench.queue.complete(crate::sockets::alarm_cookie(NodeId(1)), 0, &mut bench.ring);
+    assert_eq!(bench.done()[0].1, Status::Timeout);
+    // Also when no request has ever been there.
+    bench.queue.complete(crate::sockets::alarm_cookie(NodeId(1)), 0, &mut bench.ring);
+}
+
+#[test]
+fn a_retry_of_what_a_batch_ended_is_part_of_that_batch() {
+    let committed = Rc::default();
+    let mut bench = Bench::new(|stack| {
+        stack.layer(Box::new(Failover { children: vec![NodeId(1)], next: 0, rounds: 2 }), 0);
+        let remote = Remote { at_commit: true, committed: Rc::clone(&committed), ..Remote::default() };
+        stack.backend(Box::new(remote));
+    });
+    bench.submit_at(0, 0);
+    bench.queue.turn(&mut bench.ring);
+    assert_eq!(*committed.borrow(), [1, 1], "the second try was started within the same turn");
+    assert!(bench.queue.has_parked(), "and what ended by that is not forgotten");
+    bench.queue.turn(&mut bench.ring);
+    assert_eq!(bench.done()[0].1, Status::Transport);
+}
+
+#[test]
+fn a_stack_is_closed_when_all_its_nodes_say_so() {
+    let mut bench = Bench::new(|stack| _ = stack.backend(Box::new(Remote::default())));
+    assert!(!bench.queue.close(&mut bench.ring));
+    assert!(bench.queue.close(&mut bench.ring));
 }

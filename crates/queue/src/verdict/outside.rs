@@ -1,0 +1,62 @@
+//! What comes to a queue from outside its requests: sockets and alarms of its nodes, batches, and the end of the stack.
+
+use super::Queue;
+use crate::sockets::{NodeEvent, alarm_node};
+use crate::{Cx, NodeId, Ring};
+use block::Cookie;
+
+impl<R: Ring> Queue<R> {
+    /// What is not a request's end is a node's alarm.
+    #[cold]
+    pub(super) fn alarm(&mut self, cookie: Cookie, ring: &mut R) {
+        let Some(node) = alarm_node(cookie) else { panic!("late or double end of {cookie:?}") };
+        self.node_event(node, NodeEvent::Alarm, ring);
+    }
+
+    /// Something has come for a node itself, as on a socket of its own.
+    ///
+    /// # Panics
+    /// When it names a request that it does not hold.
+    pub fn node_event(&mut self, node: NodeId, event: NodeEvent, ring: &mut R) {
+        let mut cx = Cx { common: &mut self.common, node, ring };
+        self.nodes[node.index()].event(event, &mut cx);
+        self.resume(ring);
+    }
+
+    /// End the held requests that nodes have named.
+    pub(super) fn resume(&mut self, ring: &mut R) {
+        while let Some((cookie, result)) = self.common.resumed.pop_front() {
+            self.complete(cookie, result, ring);
+        }
+    }
+
+    /// Have the nodes let go of what they have at the ring, sockets and alarms. Whether nothing is left: ask again
+    /// after each turn until then, and only then [`replace`](Queue::replace) the stack or drop the queue.
+    ///
+    /// # Panics
+    /// When something is under way.
+    pub fn close(&mut self, ring: &mut R) -> bool {
+        assert!(self.is_drained(), "a stack is closed only while nothing moves in it");
+        let mut closed = true;
+        for (number, node) in self.nodes.iter_mut().enumerate() {
+            let mut cx = Cx { common: &mut self.common, node: NodeId(number as u8), ring };
+            closed &= node.close(&mut cx);
+        }
+        closed
+    }
+
+    /// Requests ended while nodes started what they had gathered: what follows from that is gathered once more. What
+    /// ends by that waits for the next turn, see [`has_parked`](Queue::has_parked).
+    #[cold]
+    pub(super) fn resume_and_commit(&mut self, ring: &mut R) {
+        self.resume(ring);
+        self.commit(ring);
+    }
+
+    pub(super) fn commit(&mut self, ring: &mut R) {
+        for (number, node) in self.nodes.iter_mut().enumerate() {
+            let mut cx = Cx { common: &mut self.common, node: NodeId(number as u8), ring };
+            node.commit(&mut cx);
+        }
+    }
+}
