@@ -1,0 +1,338 @@
+//! One device of the model: its queues, its tags, and what happens to requests in each state.
+
+use super::{ClientRequest, Finished, RingId};
+use crate::abi::{AutoBufReg, DeviceInfo, Features, IoDescriptor, KernelOp, Params, State};
+use crate::kernel::SharedDescriptors;
+use std::collections::VecDeque;
+
+/// A command of the server's that the driver holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Held {
+    pub(super) ring: RingId,
+    pub(super) token: u64,
+}
+
+/// A request that a client waits for.
+#[derive(Clone, Debug)]
+pub(super) struct Active {
+    pub(super) number: u64,
+    pub(super) request: ClientRequest,
+    /// Data of the beginning that the server has done without the rest.
+    before: Vec<u8>,
+}
+
+impl Active {
+    pub(super) fn has_data(&self) -> bool {
+        matches!(self.request.op, KernelOp::Read | KernelOp::Write)
+    }
+
+    fn descriptor(&self, addr: u64) -> IoDescriptor {
+        IoDescriptor {
+            op_flags: self.request.op as u32 | self.request.flags.0,
+            nr_sectors: self.request.sectors,
+            start_sector: self.request.start,
+            addr,
+        }
+    }
+}
+
+/// A tag.
+#[derive(Debug, Default)]
+pub(super) struct Slot {
+    /// The server's command, while the driver has it.
+    pub(super) command: Option<Held>,
+    /// Its command was given back and it is not to be fetched again.
+    pub(super) cancelled: bool,
+    /// The server has the request.
+    pub(super) with_server: bool,
+    /// The server is to name a buffer for the write that it was told of.
+    pub(super) wants_data: bool,
+    /// The thread that fetched it.
+    pub(super) thread: Option<u64>,
+    /// The buffer that was named.
+    pub(super) addr: u64,
+    pub(super) auto: AutoBufReg,
+    /// Where its buffer was registered by itself.
+    pub(super) registered: Option<(RingId, u16)>,
+    /// Registrations that keep its request from ending.
+    pub(super) references: u32,
+    /// The server has ended it, with this, and a registration is left.
+    pub(super) committed: Option<i32>,
+    /// The request that has the tag.
+    pub(super) active: Option<Active>,
+}
+
+impl Slot {
+    /// It is the driver's, with a command to announce a request by.
+    pub(super) fn is_ready(&self) -> bool {
+        self.command.is_some()
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Queue {
+    pub(super) slots: Vec<Slot>,
+    pub(super) descriptors: SharedDescriptors,
+    pub(super) ready: usize,
+    /// No server takes requests.
+    pub(super) canceling: bool,
+    /// Requests fail until there is a server.
+    pub(super) fail_io: bool,
+    /// Requests fail for good.
+    pub(super) force_abort: bool,
+    /// Requests without a tag.
+    pub(super) waiting: VecDeque<Active>,
+    /// Requests that wait for a server.
+    pub(super) requeued: VecDeque<Active>,
+    /// Tags whose requests are to be announced when the server looks.
+    pub(super) work: VecDeque<u16>,
+}
+
+/// A device.
+#[derive(Debug)]
+pub(super) struct Device {
+    pub(super) info: DeviceInfo,
+    pub(super) params: Params,
+    pub(super) queues: Vec<Queue>,
+    /// The process that has the character device open.
+    pub(super) open_by: Option<u32>,
+    pub(super) openers: u32,
+    /// Nobody may open the block device any more.
+    pub(super) closed_to_openers: bool,
+    pub(super) deleted: bool,
+    pub(super) finished: Vec<Finished>,
+    /// What has ended on which ring, in order.
+    pub(super) ended: VecDeque<(RingId, u64, i32)>,
+    /// Buffers that rings hold: ring, index, queue, tag.
+    pub(super) buffers: Vec<(RingId, u16, usize, u16)>,
+}
+
+impl Device {
+    pub(super) fn new(info: DeviceInfo) -> Device {
+        let queue = |_| Queue {
+            slots: (0..info.queue_depth).map(|_| Slot::default()).collect(),
+            descriptors: SharedDescriptors::new(info.queue_depth),
+            ready: 0,
+            canceling: false,
+            fail_io: false,
+            force_abort: false,
+            waiting: VecDeque::new(),
+            requeued: VecDeque::new(),
+            work: VecDeque::new(),
+        };
+        Device {
+            info,
+            params: Params { types: 0, ..Params::new() },
+            queues: (0..info.nr_hw_queues).map(queue).collect(),
+            open_by: None,
+            openers: 0,
+            closed_to_openers: false,
+            deleted: false,
+            finished: Vec::new(),
+            ended: VecDeque::new(),
+            buffers: Vec::new(),
+        }
+    }
+
+    pub(super) fn features(&self) -> Features {
+        self.info.features()
+    }
+
+    pub(super) fn state(&self) -> State {
+        self.info.state().unwrap_or(State::Dead)
+    }
+
+    pub(super) fn set_state(&mut self, state: State) {
+        self.info.state = state as u16;
+    }
+
+    pub(super) fn has_disk(&self) -> bool {
+        self.state() != State::Dead
+    }
+
+    /// Every tag of every queue was fetched.
+    pub(super) fn is_ready(&self) -> bool {
+        self.queues.iter().all(|queue| queue.ready == queue.slots.len())
+    }
+
+    pub(super) fn is_recoverable(&self) -> bool {
+        matches!(self.state(), State::Quiesced | State::FailIo)
+    }
+
+    /// Requests wait while there is no server.
+    fn queues_without_server(&self) -> bool {
+        self.features().has(Features::USER_RECOVERY) && !self.features().has(Features::USER_RECOVERY_FAIL_IO)
+    }
+
+    /// The driver copies data.
+    pub(super) fn copies(&self) -> bool {
+        let by_server = Features::USER_COPY.with(Features::SUPPORT_ZERO_COPY).with(Features::AUTO_BUF_REG);
+        self.features().common(by_server).is_empty()
+    }
+
+    /// A request comes, by the rules of the driver's `queue_rq`.
+    pub(super) fn submit(&mut self, queue: usize, number: u64, request: ClientRequest) {
+        let index = queue % self.queues.len();
+        self.offer(index, Active { number, request, before: Vec::new() });
+    }
+
+    fn offer(&mut self, index: usize, active: Active) {
+        let waits = self.queues_without_server();
+        let queue = &mut self.queues[index];
+        if queue.fail_io {
+            return self.finish(active, libc::EREMOTEIO);
+        }
+        if waits && queue.force_abort {
+            return self.finish(active, libc::EIO);
+        }
+        if queue.canceling {
+            return self.abort(index, active);
+        }
+        let Some(tag) = queue.slots.iter().position(|slot| slot.active.is_none()) else {
+            queue.waiting.push_back(active);
+            return;
+        };
+        let slot = &mut queue.slots[tag];
+        queue.descriptors.store(tag as u16, &active.descriptor(slot.addr));
+        slot.active = Some(active);
+        queue.work.push_back(tag as u16);
+    }
+
+    /// No server takes it.
+    pub(super) fn abort(&mut self, index: usize, active: Active) {
+        if self.queues_without_server() {
+            self.queues[index].requeued.push_back(active);
+        } else {
+            self.finish(active, libc::EIO);
+        }
+    }
+
+    /// A client is told.
+    fn finish(&mut self, active: Active, errno: i32) {
+        let Active { number, request, mut before } = active;
+        before.extend(request.data);
+        let data = if request.op == KernelOp::Read && errno == 0 { before } else { Vec::new() };
+        self.finished.push(Finished { number, errno, data });
+    }
+
+    /// The request of a tag ends as the server said; the next one may have the tag.
+    pub(super) fn complete(&mut self, index: usize, tag: u16, result: i32) {
+        let slot = &mut self.queues[index].slots[usize::from(tag)];
+        slot.committed = None;
+        let Some(mut active) = slot.active.take() else { return };
+        let len = active.request.data.len() as i32;
+        let failed =
+            if active.request.op == KernelOp::Read && result == 0 { -libc::EIO } else { result.min(0) };
+        if failed < 0 {
+            // The kernel names an errno that it does not know EIO; the model keeps the server's.
+            self.finish(active, -failed);
+        } else if active.has_data() && result < len {
+            // The rest of it is asked for again.
+            let done = (result / 512) as u32;
+            let rest = active.request.data.split_off(done as usize * 512);
+            active.before.append(&mut active.request.data);
+            active.request.data = rest;
+            active.request.start += u64::from(done);
+            active.request.sectors -= done;
+            self.offer(index, active);
+        } else {
+            self.finish(active, 0);
+        }
+        self.refill(index);
+    }
+
+    /// Requests that wait for a tag get one.
+    fn refill(&mut self, index: usize) {
+        while self.queues[index].slots.iter().any(|slot| slot.active.is_none()) {
+            let Some(next) = self.queues[index].waiting.pop_front() else { break };
+            self.offer(index, next);
+        }
+    }
+
+    /// What waited for a server is offered again.
+    pub(super) fn kick(&mut self) {
+        for index in 0..self.queues.len() {
+            let again: Vec<_> = self.queues[index].requeued.drain(..).collect();
+            again.into_iter().for_each(|active| self.offer(index, active));
+            self.refill(index);
+        }
+    }
+
+    pub(super) fn set_canceling(&mut self, canceling: bool) {
+        self.queues.iter_mut().for_each(|queue| queue.canceling = canceling);
+    }
+
+    /// Gives the server every command back that announces no request.
+    pub(super) fn cancel_commands(&mut self) {
+        for queue in &mut self.queues {
+            for slot in &mut queue.slots {
+                if slot.active.is_some() || slot.cancelled {
+                    continue;
+                }
+                if let Some(held) = slot.command.take() {
+                    slot.cancelled = true;
+                    self.ended.push_back((held.ring, held.token, -libc::ENODEV));
+                }
+            }
+        }
+    }
+
+    /// Whether a request is between its arrival and its end.
+    pub(super) fn is_busy(&self) -> bool {
+        self.queues.iter().any(|queue| queue.slots.iter().any(|slot| slot.active.is_some()))
+    }
+
+    /// Takes the block device away. Nothing may be under way any more.
+    pub(super) fn detach(&mut self) {
+        self.queues.iter_mut().for_each(|queue| queue.force_abort = true);
+        for index in 0..self.queues.len() {
+            let queue = &mut self.queues[index];
+            let left: Vec<_> = queue.requeued.drain(..).chain(queue.waiting.drain(..)).collect();
+            left.into_iter().for_each(|active| self.finish(active, libc::EIO));
+        }
+        self.set_state(State::Dead);
+        self.info.ublksrv_pid = -1;
+    }
+
+    /// The server is gone: nobody has the character device open.
+    pub(super) fn release(&mut self) {
+        self.set_canceling(true);
+        self.buffers.clear();
+        let reissue = self.features().has(Features::USER_RECOVERY.with(Features::USER_RECOVERY_REISSUE));
+        for index in 0..self.queues.len() {
+            let announced: Vec<u16> = self.queues[index].work.drain(..).collect();
+            for tag in 0..self.queues[index].slots.len() {
+                let slot = &mut self.queues[index].slots[tag];
+                let Some(active) = slot.active.take() else { continue };
+                let with_server = slot.with_server && !announced.contains(&(tag as u16));
+                // What the server has ended is done, even if a registration of its buffer outlived it.
+                if let Some(result) = slot.committed.take() {
+                    slot.active = Some(active);
+                    self.complete(index, tag as u16, result);
+                } else if with_server && !reissue {
+                    self.finish(active, libc::EIO);
+                } else {
+                    self.abort(index, active);
+                }
+            }
+            let waiting: Vec<_> = self.queues[index].waiting.drain(..).collect();
+            waiting.into_iter().for_each(|active| self.abort(index, active));
+        }
+        if self.has_disk() {
+            if !self.features().has(Features::USER_RECOVERY) {
+                self.detach();
+            } else if self.queues_without_server() {
+                self.set_state(State::Quiesced);
+            } else {
+                self.set_state(State::FailIo);
+                self.queues.iter_mut().for_each(|queue| queue.fail_io = true);
+            }
+        }
+        for queue in &mut self.queues {
+            queue.ready = 0;
+            queue.slots.iter_mut().for_each(|slot| *slot = Slot::default());
+        }
+        self.open_by = None;
+        self.ended.clear();
+    }
+}

@@ -1,0 +1,239 @@
+//! The driver, modelled in this process after what the kernel's documentation and code say: device states, the
+//! order of commands, the life of each tag, what becomes of requests when a server dies, and every refusal.
+//!
+//! Three sides meet in it. The control side is [`Control`], as for the kernel. The server's side is a
+//! [`CharDevice`]: commands for tags go in, their ends come out, data is copied at the moments at which the
+//! driver copies it. Clients' requests come by [`Model::submit`] and end in [`Model::finished`].
+//!
+//! It has no clock and no thread of its own. Control commands that wait for the server wait on a condition, within
+//! their limit; everything else happens in the call that causes it, in a fixed order, so a seeded test repeats.
+//!
+//! *Invariant:* a request ends exactly once, or waits for a server.
+//!
+//! It does not model batch commands, memory shared with clients, integrity data and zones, and does not offer them;
+//! nor partitions, merging, and limits on how requests are split.
+
+mod commands;
+mod device;
+mod server;
+#[cfg(test)]
+mod tests;
+
+pub use server::{CharDevice, RingId, ServerMemory};
+
+use crate::abi::{Features, IoFlags, KernelOp};
+use crate::control::{Command, Control, Refusal};
+use device::Device;
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A kernel to be modelled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ModelConfig {
+    /// What its driver knows.
+    pub features: Features,
+    /// How many CPUs it has: no device gets more queues.
+    pub cpus: u16,
+    /// ADD_DEV never ends.
+    pub hangs: bool,
+    /// Who asks may administer.
+    pub privileged: bool,
+}
+
+impl ModelConfig {
+    /// What no model does.
+    const BEYOND: Features =
+        Features::BATCH_IO.with(Features::SHMEM_ZC).with(Features::INTEGRITY).with(Features::ZONED);
+
+    const fn with(features: Features) -> ModelConfig {
+        ModelConfig { features: features.without(Self::BEYOND), cpus: 4, hangs: false, privileged: true }
+    }
+
+    /// Linux 6.1: the first that a long-lived distribution had it in.
+    pub const LINUX_6_1: ModelConfig =
+        ModelConfig::with(Features(0b1_1111).without(Features::SUPPORT_ZERO_COPY));
+    /// Linux 6.8.
+    pub const LINUX_6_8: ModelConfig =
+        ModelConfig::with(Features(0b1_1111_1111).without(Features::SUPPORT_ZERO_COPY));
+    /// Linux 6.15.
+    pub const LINUX_6_15: ModelConfig = ModelConfig::with(Features(0b111_1111_1111));
+    /// Linux 7.2.
+    pub const LINUX_7_2: ModelConfig = ModelConfig::with(Features::KNOWN);
+}
+
+/// A client's request.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ClientRequest {
+    /// What.
+    pub op: KernelOp,
+    /// How.
+    pub flags: IoFlags,
+    /// Where it starts, in sectors.
+    pub start: u64,
+    /// How long it is, in sectors.
+    pub sectors: u32,
+    /// For a write, what is written; for a read, what is to be overwritten. As long as the request.
+    pub data: Vec<u8>,
+}
+
+/// How a client's request ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finished {
+    /// As [`Model::submit`] numbered it.
+    pub number: u64,
+    /// 0, or a positive errno.
+    pub errno: i32,
+    /// For a read, what was read.
+    pub data: Vec<u8>,
+}
+
+/// A driver with its devices. Clones are the same driver.
+#[derive(Clone)]
+pub struct Model(Arc<Shared>);
+
+struct Shared {
+    world: Mutex<World>,
+    /// Something changed that a command may wait for.
+    changed: Condvar,
+}
+
+struct World {
+    config: ModelConfig,
+    devices: BTreeMap<u32, Device>,
+    next_request: u64,
+    next_ring: u64,
+    finished: VecDeque<(u32, Finished)>,
+    /// Opened through [`Control::open`], until the server asks for them.
+    opened: Vec<CharDevice>,
+}
+
+impl Model {
+    /// A driver of that kernel, without devices.
+    pub fn new(config: ModelConfig) -> Model {
+        let world = World {
+            config,
+            devices: BTreeMap::new(),
+            next_request: 0,
+            next_ring: 0,
+            finished: VecDeque::new(),
+            opened: Vec::new(),
+        };
+        Model(Arc::new(Shared { world: Mutex::new(world), changed: Condvar::new() }))
+    }
+
+    fn world(&self) -> MutexGuard<'_, World> {
+        self.0.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until `done` gives something, or the limit is over.
+    fn wait<T>(&self, limit: Duration, mut done: impl FnMut(&mut World) -> Option<T>) -> Result<T, Refusal> {
+        let started = Instant::now();
+        let mut world = self.world();
+        loop {
+            if let Some(value) = done(&mut world) {
+                return Ok(value);
+            }
+            let left = limit.checked_sub(started.elapsed()).ok_or(Refusal::NoAnswer(limit))?;
+            let waited = self.0.changed.wait_timeout(world, left);
+            world = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn change<T>(&self, act: impl FnOnce(&mut World) -> T) -> T {
+        let value = act(&mut self.world());
+        self.0.changed.notify_all();
+        value
+    }
+
+    /// A client asks for something, through the queue of its CPU. It gets a number, under which it ends.
+    ///
+    /// # Errors
+    /// A positive errno: there is no such block device.
+    pub fn submit(&self, device: u32, queue: u16, request: ClientRequest) -> Result<u64, i32> {
+        self.change(|world| {
+            let number = world.next_request;
+            let there = world.devices.get_mut(&device).filter(|there| there.has_disk()).ok_or(libc::ENXIO)?;
+            world.next_request += 1;
+            there.submit(usize::from(queue), number, request);
+            world.gather(device);
+            Ok(number)
+        })
+    }
+
+    /// The next request that ended, in the order in which they did.
+    pub fn finished(&self, device: u32) -> Option<Finished> {
+        let mut world = self.world();
+        let position = world.finished.iter().position(|(of, _)| *of == device)?;
+        world.finished.remove(position).map(|(_, finished)| finished)
+    }
+
+    /// A client opens the block device, or closes it.
+    pub fn hold(&self, device: u32, opened: bool) {
+        self.change(|world| {
+            if let Some(there) = world.devices.get_mut(&device) {
+                there.openers = if opened { there.openers + 1 } else { there.openers.saturating_sub(1) };
+            }
+        });
+    }
+
+    /// Open a character device as that process.
+    ///
+    /// # Errors
+    /// A positive errno: `ENOENT`, or `EBUSY` when it is open.
+    pub fn open_char(&self, device: u32, process: u32) -> Result<CharDevice, i32> {
+        let mut world = self.world();
+        let there = world.devices.get_mut(&device).filter(|there| !there.deleted).ok_or(libc::ENOENT)?;
+        if there.open_by.is_some() {
+            return Err(libc::EBUSY);
+        }
+        there.open_by = Some(process);
+        Ok(CharDevice::new(self.clone(), device))
+    }
+
+    /// The character device that this process has opened through [`Control::open`]. The descriptor that came from
+    /// there stands for it without being it.
+    pub fn take_opened(&self, device: u32) -> Option<CharDevice> {
+        let mut world = self.world();
+        let position = world.opened.iter().position(|open| open.device() == device)?;
+        Some(world.opened.remove(position))
+    }
+}
+
+impl World {
+    /// Collects what has ended on a device.
+    fn gather(&mut self, device: u32) {
+        if let Some(there) = self.devices.get_mut(&device) {
+            self.finished.extend(there.finished.drain(..).map(|finished| (device, finished)));
+        }
+    }
+}
+
+impl Control for Model {
+    fn execute(&self, command: Command) -> Result<(u32, Vec<u8>), Refusal> {
+        commands::execute(self, command)
+    }
+
+    fn open(&self, device: u32, _limit: Duration) -> io::Result<OwnedFd> {
+        let opened = self.open_char(device, std::process::id()).map_err(io::Error::from_raw_os_error)?;
+        self.world().opened.push(opened);
+        Ok(std::fs::File::open("/dev/null")?.into())
+    }
+
+    fn await_node(&self, device: u32, _limit: Duration) -> io::Result<()> {
+        let there = self.world().devices.get(&device).is_some_and(Device::has_disk);
+        if there { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
+    }
+
+    fn devices(&self) -> Vec<u32> {
+        self.world().devices.keys().copied().collect()
+    }
+}
+
+impl std::fmt::Debug for Model {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Model")
+    }
+}

@@ -1,0 +1,381 @@
+//! The server's side of the model: a character device, its rings, and commands for tags.
+
+use super::device::{Device, Held, Slot};
+use super::{Model, World};
+use crate::abi::{AutoBufReg, Features, IoCommand, IoDescriptor, IoFlags, IoOp, KernelOp, user_copy_offset};
+use crate::kernel::Descriptors;
+use std::io;
+use std::sync::Arc;
+
+/// An io_uring of the server's, to tell ends and registered buffers of several apart.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct RingId(pub(super) u64);
+
+/// The server's memory, as the driver reaches it: at the addresses that commands name.
+pub trait ServerMemory {
+    /// Fill `into` from what lies at `addr`.
+    fn read(&self, addr: u64, into: &mut [u8]);
+    /// Put `from` at `addr`.
+    fn write(&mut self, addr: u64, from: &[u8]);
+}
+
+/// An open character device. Clones are the same open file; when the last one is dropped the server is dead.
+#[derive(Clone, Debug)]
+pub struct CharDevice(Arc<Open>);
+
+#[derive(Debug)]
+struct Open {
+    model: Model,
+    device: u32,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.model.change(|world| {
+            if let Some(there) = world.devices.get_mut(&self.device) {
+                there.release();
+            }
+            world.gather(self.device);
+            world.devices.retain(|number, there| *number != self.device || !there.deleted);
+        });
+    }
+}
+
+/// A command for a tag, as the driver sees it.
+struct Asked {
+    ring: RingId,
+    thread: u64,
+    token: u64,
+    command: IoCommand,
+    address: u64,
+}
+
+/// What becomes of a command: it ends with that, or the driver keeps it.
+enum Taken {
+    Ended(i32),
+    Kept,
+}
+
+impl CharDevice {
+    pub(super) fn new(model: Model, device: u32) -> CharDevice {
+        CharDevice(Arc::new(Open { model, device }))
+    }
+
+    /// Its device.
+    pub fn device(&self) -> u32 {
+        self.0.device
+    }
+
+    /// A new io_uring of the server's.
+    pub fn ring(&self) -> RingId {
+        let mut world = self.0.model.world();
+        world.next_ring += 1;
+        RingId(world.next_ring)
+    }
+
+    /// The descriptors of a queue, as a mapping of them reads.
+    ///
+    /// # Errors
+    /// There is no such queue.
+    pub fn descriptors(&self, queue: u16) -> io::Result<Descriptors> {
+        let world = self.0.model.world();
+        let there = world.devices.get(&self.0.device).and_then(|there| there.queues.get(usize::from(queue)));
+        there.map(|queue| queue.descriptors.reader()).ok_or_else(|| io::ErrorKind::InvalidInput.into())
+    }
+
+    /// A thread hands a command to the driver; it ends under `token` on its ring. `op` and `address` as an SQE has
+    /// them.
+    pub fn command(
+        &self,
+        (ring, thread, token): (RingId, u64, u64),
+        op: u32,
+        command: IoCommand,
+        address: u64,
+        memory: &mut dyn ServerMemory,
+    ) {
+        let asked = Asked { ring, thread, token, command, address };
+        self.change(|there| {
+            let taken = match IoOp::from_code(op) {
+                Some(op) => take(there, op, &asked, memory),
+                None => Taken::Ended(-libc::EOPNOTSUPP),
+            };
+            if let Taken::Ended(result) = taken {
+                there.ended.push_back((ring, token, result));
+            }
+        });
+    }
+
+    fn change<T>(&self, act: impl FnOnce(&mut Device) -> T) -> Option<T> {
+        self.0.model.change(|world: &mut World| {
+            let done = world.devices.get_mut(&self.0.device).map(act);
+            world.gather(self.0.device);
+            done
+        })
+    }
+
+    /// The server looks at a ring: requests are announced, writes copied, and the next command that ended comes out
+    /// with its token and result.
+    pub fn next_ended(&self, ring: RingId, memory: &mut dyn ServerMemory) -> Option<(u64, i32)> {
+        self.change(|there| {
+            for index in 0..there.queues.len() {
+                announce(there, index, ring, memory);
+            }
+            let position = there.ended.iter().position(|(of, ..)| *of == ring)?;
+            there.ended.remove(position).map(|(_, token, result)| (token, result))
+        })?
+    }
+
+    /// `pread` of request data by the server: bytes, or a negative errno.
+    pub fn read_at(&self, offset: u64, into: &mut [u8]) -> i64 {
+        self.copy(offset, KernelOp::Write, |data| {
+            let len = into.len().min(data.len());
+            into[..len].copy_from_slice(&data[..len]);
+            len
+        })
+    }
+
+    /// `pwrite` of request data by the server: bytes, or a negative errno.
+    pub fn write_at(&self, offset: u64, from: &[u8]) -> i64 {
+        self.copy(offset, KernelOp::Read, |data| {
+            let len = from.len().min(data.len());
+            data[..len].copy_from_slice(&from[..len]);
+            len
+        })
+    }
+
+    fn copy(&self, offset: u64, only: KernelOp, copy: impl FnOnce(&mut [u8]) -> usize) -> i64 {
+        let done = self.change(|there| {
+            if !there.has_disk() || !there.features().has(Features::USER_COPY) {
+                return -i64::from(libc::EACCES);
+            }
+            let Some(place) = offset.checked_sub(user_copy_offset(0, 0, 0)) else {
+                return -i64::from(libc::EINVAL);
+            };
+            let (queue, tag) = ((place >> 41) as usize, (place >> 25) as usize & 0xffff);
+            let skip = place as usize & 0x1ff_ffff;
+            let slot = there.queues.get_mut(queue).and_then(|queue| queue.slots.get_mut(tag));
+            let Some(slot) = slot.filter(|slot| slot.with_server) else { return -i64::from(libc::EINVAL) };
+            match &mut slot.active {
+                Some(active) if !active.has_data() || skip > active.request.data.len() => {
+                    -i64::from(libc::EINVAL)
+                }
+                Some(active) if active.request.op != only => -i64::from(libc::EACCES),
+                Some(active) => copy(&mut active.request.data[skip..]) as i64,
+                None => -i64::from(libc::EINVAL),
+            }
+        });
+        done.unwrap_or(-i64::from(libc::EACCES))
+    }
+
+    /// An operation of the server's on a buffer of its ring's table: the request's memory itself. `None`: nothing
+    /// is registered there.
+    pub fn with_buffer<T>(&self, ring: RingId, index: u16, act: impl FnOnce(&mut [u8]) -> T) -> Option<T> {
+        self.change(|there| {
+            let at = there.buffers.iter().find(|(of, at, ..)| (*of, *at) == (ring, index))?;
+            let slot = &mut there.queues[at.2].slots[usize::from(at.3)];
+            Some(act(&mut slot.active.as_mut()?.request.data))
+        })?
+    }
+}
+
+/// Announces requests whose commands came from that ring.
+fn announce(there: &mut Device, index: usize, ring: RingId, memory: &mut dyn ServerMemory) {
+    let mut later = Vec::new();
+    while let Some(tag) = there.queues[index].work.pop_front() {
+        let of_ring =
+            there.queues[index].slots[usize::from(tag)].command.is_some_and(|held| held.ring == ring);
+        if of_ring { announce_one(there, index, tag, memory) } else { later.push(tag) }
+    }
+    there.queues[index].work.extend(later);
+}
+
+fn announce_one(there: &mut Device, index: usize, tag: u16, memory: &mut dyn ServerMemory) {
+    let features = there.features();
+    let copies = there.copies();
+    let queue = &mut there.queues[index];
+    let slot = &mut queue.slots[usize::from(tag)];
+    let (Some(held), Some(active)) = (slot.command.take(), &slot.active) else { return };
+    slot.with_server = true;
+    let mut result = 0;
+    if copies && active.request.op == KernelOp::Write {
+        if features.has(Features::NEED_GET_DATA) {
+            slot.wants_data = true;
+            result = 1;
+        } else {
+            memory.write(slot.addr, &active.request.data);
+        }
+    }
+    if features.has(Features::AUTO_BUF_REG) && active.has_data() {
+        let taken = there.buffers.iter().any(|(of, at, ..)| (*of, *at) == (held.ring, slot.auto.index));
+        if !taken {
+            there.buffers.push((held.ring, slot.auto.index, index, tag));
+            slot.registered = Some((held.ring, slot.auto.index));
+            slot.references += 1;
+        } else if slot.auto.flags & AutoBufReg::FALLBACK != 0 {
+            let told = queue.descriptors.reader().read(tag);
+            let marked = IoDescriptor { op_flags: told.op_flags | IoFlags::NEED_REG_BUF.0, ..told };
+            queue.descriptors.store(tag, &marked);
+        } else {
+            // The client is told, the server is not.
+            slot.command = Some(held);
+            slot.with_server = false;
+            return there.complete(index, tag, -libc::EIO);
+        }
+    }
+    there.ended.push_back((held.ring, held.token, result));
+}
+
+fn take(there: &mut Device, op: IoOp, asked: &Asked, memory: &mut dyn ServerMemory) -> Taken {
+    if op == IoOp::UnregisterIoBuf {
+        return Taken::Ended(unregister(there, asked.ring, asked.command.addr as u16));
+    }
+    let index = usize::from(asked.command.q_id);
+    let known =
+        there.queues.get(index).is_some_and(|queue| usize::from(asked.command.tag) < queue.slots.len());
+    if !known {
+        return Taken::Ended(-libc::EINVAL);
+    }
+    if op == IoOp::FetchReq {
+        return fetch(there, index, asked);
+    }
+    let slot = &there.queues[index].slots[usize::from(asked.command.tag)];
+    if slot.thread != Some(asked.thread) {
+        return Taken::Ended(-libc::EINVAL);
+    }
+    if !slot.with_server {
+        return Taken::Ended(-libc::EBUSY);
+    }
+    if slot.wants_data != (op == IoOp::NeedGetData) {
+        return Taken::Ended(-libc::EINVAL);
+    }
+    match op {
+        IoOp::CommitAndFetchReq => commit(there, index, asked, memory),
+        IoOp::NeedGetData => Taken::Ended(get_data(there, index, asked, memory)),
+        IoOp::RegisterIoBuf => Taken::Ended(register(there, index, asked)),
+        _ => Taken::Ended(-libc::EOPNOTSUPP),
+    }
+}
+
+/// How a tag's buffer registers itself, if the device does that.
+fn auto_of(there: &Device, address: u64) -> Result<AutoBufReg, i32> {
+    if !there.features().has(Features::AUTO_BUF_REG) {
+        return Ok(AutoBufReg::default());
+    }
+    let auto = AutoBufReg::from_sqe_addr(address);
+    let sane = auto.reserved0 == 0 && auto.reserved1 == 0 && auto.flags & !AutoBufReg::FALLBACK == 0;
+    if sane { Ok(auto) } else { Err(libc::EINVAL) }
+}
+
+fn fetch(there: &mut Device, index: usize, asked: &Asked) -> Taken {
+    let needs_buffer = there.copies() && !there.features().has(Features::NEED_GET_DATA);
+    let has_buffer = asked.command.addr != 0;
+    if needs_buffer && !has_buffer || !there.copies() && has_buffer {
+        return Taken::Ended(-libc::EINVAL);
+    }
+    let auto = match auto_of(there, asked.address) {
+        Ok(auto) => auto,
+        Err(errno) => return Taken::Ended(-errno),
+    };
+    if there.is_ready() {
+        return Taken::Ended(-libc::EBUSY);
+    }
+    let queue = &mut there.queues[index];
+    let slot = &mut queue.slots[usize::from(asked.command.tag)];
+    if slot.command.is_some() {
+        return Taken::Ended(-libc::EINVAL);
+    }
+    *slot = Slot {
+        command: Some(Held { ring: asked.ring, token: asked.token }),
+        thread: Some(asked.thread),
+        addr: asked.command.addr,
+        auto,
+        ..Slot::default()
+    };
+    queue.ready += 1;
+    if queue.ready == queue.slots.len() {
+        queue.canceling = false;
+        queue.fail_io = false;
+        queue.force_abort = false;
+    }
+    Taken::Kept
+}
+
+fn commit(there: &mut Device, index: usize, asked: &Asked, memory: &mut dyn ServerMemory) -> Taken {
+    let copies = there.copies();
+    let late_buffer = there.features().has(Features::NEED_GET_DATA);
+    let auto = match auto_of(there, asked.address) {
+        Ok(auto) => auto,
+        Err(errno) => return Taken::Ended(-errno),
+    };
+    let tag = asked.command.tag;
+    let slot = &mut there.queues[index].slots[usize::from(tag)];
+    let is_read = slot.active.as_ref().is_some_and(|active| active.request.op == KernelOp::Read);
+    let has_buffer = asked.command.addr != 0;
+    if copies && !has_buffer && (!late_buffer || is_read) || !copies && has_buffer {
+        return Taken::Ended(-libc::EINVAL);
+    }
+    slot.command = Some(Held { ring: asked.ring, token: asked.token });
+    slot.with_server = false;
+    let read_from = if copies { asked.command.addr } else { 0 };
+    slot.addr = asked.command.addr;
+    slot.auto = auto;
+    let registered = slot.registered.take();
+    let result = asked.command.result;
+    if let Some(active) = slot.active.as_mut().filter(|_| is_read && copies && result > 0) {
+        let len = (result as usize).min(active.request.data.len());
+        memory.read(read_from, &mut active.request.data[..len]);
+    }
+    slot.committed = Some(result);
+    if let Some((ring, at)) = registered.filter(|(ring, _)| *ring == asked.ring) {
+        unregister(there, ring, at);
+    } else if there.queues[index].slots[usize::from(tag)].references == 0 {
+        there.complete(index, tag, result);
+    }
+    Taken::Kept
+}
+
+fn get_data(there: &mut Device, index: usize, asked: &Asked, memory: &mut dyn ServerMemory) -> i32 {
+    let queue = &mut there.queues[index];
+    let slot = &mut queue.slots[usize::from(asked.command.tag)];
+    slot.wants_data = false;
+    slot.addr = asked.command.addr;
+    if let Some(active) = &slot.active {
+        memory.write(slot.addr, &active.request.data);
+        let told = queue.descriptors.reader().read(asked.command.tag);
+        queue.descriptors.store(asked.command.tag, &IoDescriptor { addr: slot.addr, ..told });
+    }
+    0
+}
+
+fn register(there: &mut Device, index: usize, asked: &Asked) -> i32 {
+    let at = asked.command.addr as u16;
+    if !there.features().has(Features::SUPPORT_ZERO_COPY) {
+        return -libc::EINVAL;
+    }
+    if there.buffers.iter().any(|(of, used, ..)| (*of, *used) == (asked.ring, at)) {
+        return -libc::EBUSY;
+    }
+    let slot = &mut there.queues[index].slots[usize::from(asked.command.tag)];
+    if !slot.active.as_ref().is_some_and(super::device::Active::has_data) {
+        return -libc::EINVAL;
+    }
+    slot.references += 1;
+    there.buffers.push((asked.ring, at, index, asked.command.tag));
+    0
+}
+
+/// A ring lets go of a buffer; a request that was waiting for that ends.
+fn unregister(there: &mut Device, ring: RingId, at: u16) -> i32 {
+    let Some(position) = there.buffers.iter().position(|(of, used, ..)| (*of, *used) == (ring, at)) else {
+        return -libc::EINVAL;
+    };
+    let (_, _, index, tag) = there.buffers.remove(position);
+    let slot = &mut there.queues[index].slots[usize::from(tag)];
+    slot.references = slot.references.saturating_sub(1);
+    if slot.references == 0
+        && let Some(result) = slot.committed
+    {
+        there.complete(index, tag, result);
+    }
+    0
+}
