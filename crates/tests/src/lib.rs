@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod guest;
 pub mod peer;
 pub mod raw;
 pub mod server;

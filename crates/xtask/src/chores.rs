@@ -172,8 +172,22 @@ pub fn test(root: &Path) -> bool {
         && chore.step(CLIPPY, &[])
         && chore.step(&tests, &[("BLOCKYARD_BIN", &binary)])
         && chore.step(&fresh, &[("BLOCKYARD_SIM_RUNS", FRESH_RUNS)])
-        && chore.step(&["target/release/blockyard-bench", "instructions"], &[]);
+        && chore.step(&["target/release/blockyard-bench", "instructions"], &[])
+        && guest(&mut chore, &binary, "newest");
     chore.end(done)
+}
+
+/// The tests that need a kernel of their own, on that kernel. A person may leave them out; CI may not.
+fn guest(chore: &mut Chore<'_>, binary: &str, kernel: &str) -> bool {
+    const SKIP: &str = "BLOCKYARD_SKIP_GUEST";
+    if std::env::var_os(SKIP).is_some() && std::env::var_os("CI").is_none() {
+        chore.announce(&format!("skipped: the tests on Linux {kernel}: {SKIP} is set"));
+        chore.tally.ignored += 1;
+        return true;
+    }
+    let run =
+        ["cargo", "run", "--quiet", "--locked", "--package", "blockyard-xtask", "--", "guest", "--kernel"];
+    chore.step(&[&run[..], &[kernel, "--suite"]].concat(), &[("BLOCKYARD_BIN", binary)])
 }
 
 /// What makes the compiler count edges and report comparisons to libFuzzer. It is what cargo-fuzz passes, less the address

@@ -25,19 +25,26 @@ use std::time::Duration;
 /// Names the folder that keeps kernels and the emulator, instead of `target/guest`.
 pub const CACHE: &str = "BLOCKYARD_GUEST_CACHE";
 
+/// When a job is given up, unless it says otherwise.
+const LIMIT: Duration = Duration::from_secs(120);
+/// The same for all the tests: what CI has for them.
+const LIMIT_SUITE: Duration = Duration::from_secs(600);
+
 const USAGE: &str = "\
 usage: ./x guest [OPTIONS] SCRIPT [ARGUMENTS...]
        ./x guest [OPTIONS] -- COMMAND [ARGUMENTS...]
+       ./x guest [OPTIONS] --suite [BEGINNING OF NAME...]
        ./x guest [OPTIONS] --shell
        ./x guest --list
 
 Runs a job on a kernel of its own: fetched from this machine's Debian archive, emulated by QEMU, without root.
+--suite runs the tests of crates/tests/src/guest, or those whose names begin so; --list names them all.
 The job finds blockyard and the usual tools in PATH, itself and what --with names in /job, and leaves results in /out.
 
   --kernel WHICH     newest (the usual one), older (of the stable release), a version's beginning (6.1), or uml
   --with FILE        take this file too: a program goes to PATH with its libraries, anything else to /job (repeatable)
   --out DIR          where the job's /out and the logs go (target/guest/out)
-  --timeout SECONDS  when the job is given up (120)
+  --timeout SECONDS  when the job is given up (120; suites 600)
   --cpus N           processors (2)
   --memory MIB       memory (2048)
   --append WORDS     for the kernel's command line
@@ -47,6 +54,7 @@ The job finds blockyard and the usual tools in PATH, itself and what --with name
 Exit status: the job's own; 124 it was not done in time; 125 the kernel complained (panic, oops, hung task, lockdep,
 warning, ...), which is named with the end of the console; 126 it ended without a status; 1 no guest could be had.
 
+  BLOCKYARD_BIN          the blockyard that jobs run
   BLOCKYARD_GUEST_CACHE  where kernels and QEMU are kept (target/guest)
   BLOCKYARD_UML_KERNEL   a user-mode kernel, maybe .zst: used unless --kernel says otherwise; boots in half a second
   BLOCKYARD_QEMU         an emulator to use
@@ -68,12 +76,14 @@ struct Job {
 enum What {
     Script(PathBuf, Vec<String>),
     Command(Vec<String>),
+    Suite(Vec<String>),
     Shell,
     List,
 }
 
 fn parse(words: &[String], usual: Choice) -> Result<Job, String> {
-    let limit = Duration::from_secs(120);
+    let is_suite = words.iter().any(|word| word == "--suite");
+    let limit = if is_suite { LIMIT_SUITE } else { LIMIT };
     let shape = Shape { cpus: 2, memory_mib: 2048, limit, append: String::new(), shell: false };
     let what = What::List;
     let mut job = Job { choice: usual, shape, with: Vec::new(), out: None, update: false, bare: false, what };
@@ -91,6 +101,10 @@ fn parse(words: &[String], usual: Choice) -> Result<Job, String> {
             "--update" => job.update = true,
             "--bare" => job.bare = true,
             "--list" => return Ok(job),
+            "--suite" => {
+                job.what = What::Suite(words.cloned().collect());
+                return Ok(job);
+            }
             "--shell" => {
                 job.shape.shell = true;
                 job.what = What::Shell;
@@ -141,8 +155,9 @@ fn run(root: &Path, job: &Job) -> Result<u8, String> {
     make_folder(&cache)?;
     let cache = at(&cache, "finding", cache.canonicalize())?;
     if job.what == What::List {
-        return list(&cache);
+        return list(&root, &cache);
     }
+    let suite = if let What::Suite(_) = job.what { Some(suite(&root)?) } else { None };
     let product = if job.bare { None } else { Some(product(&root)?) };
     let kernel = {
         // One at a time may fetch; the lock goes with the file.
@@ -157,7 +172,7 @@ fn run(root: &Path, job: &Job) -> Result<u8, String> {
     }
     make_folder(&folder)?;
     let folder = at(&folder, "finding", folder.canonicalize())?;
-    let tree = pack(job, product.as_deref())?;
+    let tree = pack(job, product.as_deref(), suite.as_deref())?;
     let initrd = folder.join("initrd");
     write_initrd(&initrd, &kernel, &tree)?;
     let report = boot::run(&kernel, &initrd, &job.shape, &folder);
@@ -178,22 +193,35 @@ fn product(root: &Path) -> Result<PathBuf, String> {
     if let Some(named) = std::env::var_os("BLOCKYARD_BIN") {
         return Ok(named.into());
     }
+    build(root, &["--package", "blockyard"])?;
+    Ok(target(root).join("debug/blockyard"))
+}
+
+/// The program that holds the tests.
+fn suite(root: &Path) -> Result<PathBuf, String> {
+    build(root, &["--package", "blockyard-tests", "--bin", "guest"])?;
+    Ok(target(root).join("debug/guest"))
+}
+
+fn build(root: &Path, what: &[&str]) -> Result<(), String> {
     let mut build = Command::new("cargo");
-    build.args(["build", "--quiet", "--locked", "--package", "blockyard"]).current_dir(root);
+    build.args(["build", "--quiet", "--locked"]).args(what).current_dir(root);
     let status = build.status().map_err(|error| format!("starting cargo failed: {error}"))?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    if status.success() {
-        Ok(target.join("debug/blockyard"))
-    } else {
-        Err("building blockyard failed".into())
-    }
+    if status.success() { Ok(()) } else { Err(format!("cargo build {} failed", what.join(" "))) }
+}
+
+fn target(root: &Path) -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
 }
 
 /// The guest's system with its job.
-fn pack(job: &Job, product: Option<&Path>) -> Result<Tree, String> {
+fn pack(job: &Job, product: Option<&Path>, suite: Option<&Path>) -> Result<Tree, String> {
     let mut tree = userland::pack()?;
     if let Some(product) = product {
         userland::program(&mut tree, "blockyard", product)?;
+    }
+    if let Some(suite) = suite {
+        userland::program(&mut tree, "guest", suite)?;
     }
     for path in &job.with {
         let name = path.file_name().ok_or_else(|| format!("--with {}: not a file", path.display()))?;
@@ -211,9 +239,14 @@ fn pack(job: &Job, product: Option<&Path>) -> Result<Tree, String> {
             quoted(std::iter::once("./script").chain(arguments.iter().map(String::as_str)))
         }
         What::Command(words) => quoted(words.iter().map(String::as_str)),
+        What::Suite(words) => quoted(std::iter::once("guest").chain(words.iter().map(String::as_str))),
         What::Shell | What::List => "sh -i".into(),
     };
-    tree.bytes("job/run", 0o755, format!("#!/bin/sh\nexec {line}\n"));
+    tree.bytes(
+        "job/run",
+        0o755,
+        format!("#!/bin/sh\nexport BLOCKYARD_BIN=/usr/bin/blockyard\nexec {line}\n"),
+    );
     Ok(tree)
 }
 
@@ -238,8 +271,8 @@ fn write_initrd(path: &Path, kernel: &Kernel, tree: &Tree) -> Result<(), String>
     at(path, "writing", file.flush())
 }
 
-/// Prints which kernels the cache has.
-fn list(cache: &Path) -> Result<u8, String> {
+/// Prints which kernels the cache has, and which tests there are.
+fn list(root: &Path, cache: &Path) -> Result<u8, String> {
     for word in ["newest", "older"] {
         let known = std::fs::read_to_string(cache.join(format!("chosen-{word}")));
         println!("{word:8} {}", known.as_deref().unwrap_or("not fetched yet"));
@@ -251,6 +284,7 @@ fn list(cache: &Path) -> Result<u8, String> {
         "uml      {}",
         std::env::var(kernel::USER_MODE).unwrap_or_else(|_| format!("{} is not set", kernel::USER_MODE))
     );
+    print!("\n{}", process::output(Command::new(suite(root)?).arg("--list"))?);
     Ok(0)
 }
 

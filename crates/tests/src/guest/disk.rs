@@ -1,0 +1,201 @@
+//! A block device of the kernel's, as tests use it: its attributes, load on it, file systems on it.
+
+use super::Skip;
+use crate::tools::{Outcome, command, run_within, until};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// For whatever one tool does with one small device. Emulated processors are slow.
+const PATIENCE: Duration = Duration::from_secs(45);
+
+/// A block device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Disk {
+    /// Its node, `/dev/NAME`.
+    pub node: PathBuf,
+}
+
+impl Disk {
+    /// The device at a node, once that is there.
+    ///
+    /// # Panics
+    /// If it does not come.
+    #[track_caller]
+    pub fn at(node: impl Into<PathBuf>) -> Disk {
+        let disk = Disk { node: node.into() };
+        let found = until(Duration::from_secs(10), || disk.node.exists().then_some(()));
+        assert!(found.is_some(), "{}: no such device", disk.node.display());
+        disk
+    }
+
+    /// Its node as a word of a command line.
+    pub fn path(&self) -> &str {
+        self.node.to_str().expect("nodes have plain names")
+    }
+
+    /// Its name, as in sysfs.
+    pub fn name(&self) -> &str {
+        self.path().trim_start_matches("/dev/")
+    }
+
+    /// What the kernel says of it: a file below `/sys/block/NAME`.
+    ///
+    /// # Panics
+    /// If there is none.
+    #[track_caller]
+    pub fn attribute(&self, name: &str) -> String {
+        let path = format!("/sys/block/{}/{name}", self.name());
+        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}")).trim().to_owned()
+    }
+
+    /// Its length in bytes.
+    ///
+    /// # Panics
+    /// If it is gone.
+    #[track_caller]
+    pub fn len(&self) -> u64 {
+        512 * self.attribute("size").parse::<u64>().expect("sectors")
+    }
+
+    /// Whether it holds nothing, as a device does that is not attached.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Writes at random, then reads back and compares, through many requests at once. `more` are further options of
+    /// fio's, which replace these.
+    ///
+    /// # Panics
+    /// If anything fails or differs.
+    #[track_caller]
+    pub fn verify(&self, more: &[&str]) {
+        self.load(
+            &[&["--rw=randwrite", "--verify=crc32c", "--verify_fatal=1", "--do_verify=1"], more].concat(),
+        )
+        .ok();
+    }
+
+    /// Runs fio on it.
+    #[track_caller]
+    pub fn load(&self, more: &[&str]) -> Outcome {
+        run_within(&mut self.fio(more), PATIENCE)
+    }
+
+    /// fio on this device: 4 KiB blocks, 16 at once, past the page cache, on the first 8 MiB, unless `more` says
+    /// otherwise.
+    pub fn fio(&self, more: &[&str]) -> std::process::Command {
+        let mut fio =
+            command(&["fio", "--name=job", "--ioengine=libaio", "--direct=1", "--bs=4k", "--iodepth=16"]);
+        fio.args(["--size=8M", "--output-format=terse", "--terse-version=3", "--randrepeat=0"]);
+        // Relative to where the test is, and never left on the disk of the host.
+        fio.arg("--verify_state_save=0").arg(format!("--filename={}", self.path()));
+        fio.args(more);
+        fio
+    }
+
+    /// Makes a file system.
+    ///
+    /// # Panics
+    /// If that fails.
+    #[track_caller]
+    pub fn format(&self, kind: &str) {
+        let words: &[&str] = match kind {
+            "ext4" => &["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"],
+            "xfs" => &["mkfs.xfs", "-q", "-f"],
+            "btrfs" => &["mkfs.btrfs", "-q", "-f"],
+            other => panic!("no such file system here: {other}"),
+        };
+        tool(&[words, &[self.path()]].concat()).ok();
+    }
+
+    /// Checks a file system that is not mounted, changing nothing.
+    ///
+    /// # Panics
+    /// If it is not clean.
+    #[track_caller]
+    pub fn check(&self, kind: &str) {
+        let words: &[&str] = match kind {
+            "ext4" => &["e2fsck", "-f", "-n"],
+            "xfs" => &["xfs_repair", "-n"],
+            "btrfs" => &["btrfs", "check", "--readonly"],
+            other => panic!("no such file system here: {other}"),
+        };
+        tool(&[words, &[self.path()]].concat()).ok();
+    }
+
+    /// Mounts it until the answer is dropped.
+    ///
+    /// # Panics
+    /// If that fails.
+    #[track_caller]
+    pub fn mount(&self, at: &Path) -> Mounted {
+        std::fs::create_dir_all(at).expect("a folder in the sandbox");
+        tool(&["mount", self.path(), &at.to_string_lossy()]).ok();
+        Mounted { at: at.into() }
+    }
+}
+
+/// A mounted file system.
+pub struct Mounted {
+    /// Where.
+    pub at: PathBuf,
+}
+
+impl Mounted {
+    /// Unmounts it.
+    ///
+    /// # Panics
+    /// If that fails.
+    #[track_caller]
+    pub fn unmount(self) {
+        tool(&["umount", &self.at.to_string_lossy()]).ok();
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // After a failure; the runner says what is left.
+        let _ = command(&["umount", "-l", &self.at.to_string_lossy()]).output();
+    }
+}
+
+/// Runs a tool to its end.
+///
+/// # Panics
+/// If it is not done in time.
+#[track_caller]
+pub fn tool(words: &[&str]) -> Outcome {
+    run_within(&mut command(words), PATIENCE)
+}
+
+/// Loads a module of the kernel's, with parameters.
+///
+/// # Errors
+/// If this kernel does not have it.
+pub fn module(words: &[&str]) -> Result<(), Skip> {
+    let outcome = tool(&[&["modprobe"], words].concat());
+    if outcome.status.success() {
+        Ok(())
+    } else {
+        Err(Skip(format!("this kernel has no module {}", words[0])))
+    }
+}
+
+/// The names of devices that are there or have something attached: those of ublk, of nbd and of loop.
+pub fn attached() -> Vec<String> {
+    let entries = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let name = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let is_attached = |name: &String| {
+        let has = |file: &str| Path::new("/sys/block").join(name).join(file).exists();
+        name.starts_with("ublkb")
+            || (name.starts_with("nbd") && has("pid"))
+            || (name.starts_with("loop") && has("loop/backing_file"))
+    };
+    let characters = std::fs::read_dir("/dev").into_iter().flatten().flatten();
+    let characters = characters.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut names: Vec<String> = name.filter(is_attached).collect();
+    names.extend(characters.filter(|name| name.starts_with("ublkc") && *name != "ublk-control"));
+    names.sort();
+    names
+}

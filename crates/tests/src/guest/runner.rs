@@ -1,0 +1,277 @@
+//! Runs the table: each test a process of its own, with a limit, and nothing left behind.
+//!
+//! *Invariants:* every test of the choice is reported once, as passed, failed or skipped with a reason. Whatever a test
+//! leaves (a process of ours, a mount, a device) fails it, and is removed before the next one.
+
+use super::{Skip, Test, When};
+use crate::tools::until;
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+/// What a child that skips its test ends with. 77 is what other runners use, too.
+const SKIPPED: u8 = 77;
+/// Before the reason, in the child's output.
+const REASON: &str = "skipped: ";
+/// When a test is given up. Emulated processors are slow; two minutes are a hang.
+const LIMIT: Duration = Duration::from_secs(60);
+/// The same for long runs.
+const LIMIT_SOAK: Duration = Duration::from_secs(3600);
+
+/// What became of a test.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Outcome {
+    Passed,
+    Skipped(String),
+    Failed(String),
+}
+
+/// Whether `word` chooses the test: the beginning of its name. Long ones must be named in full.
+fn chooses(word: &str, test: &Test) -> bool {
+    match test.when {
+        When::Always => test.name.starts_with(word),
+        When::Soak => test.name == word,
+    }
+}
+
+/// The tests that words choose; without words all that always run.
+pub fn chosen<'a>(tests: &'a [Test], words: &[String]) -> Vec<&'a Test> {
+    let is_chosen = |test: &&Test| match words {
+        [] => test.when == When::Always,
+        words => words.iter().any(|word| chooses(word, test)),
+    };
+    tests.iter().filter(is_chosen).collect()
+}
+
+/// The command line: `--list`, `--one NAME`, or the beginnings of names.
+pub fn main(tests: &[Test], words: &[String]) -> ExitCode {
+    match words {
+        [word] if word == "--list" => {
+            for Test { name, what, when, .. } in tests {
+                println!("{name:28} {what}{}", if *when == When::Soak { " (long)" } else { "" });
+            }
+            ExitCode::SUCCESS
+        }
+        [word, name] if word == "--one" => match tests.iter().find(|test| test.name == name) {
+            Some(test) => one(test),
+            None => usage(&format!("no such test: {name}")),
+        },
+        words if words.iter().any(|word| word.starts_with('-')) => usage("no such option"),
+        words => {
+            if !Path::new("/job").is_dir() {
+                return usage("not in a guest, and these tests take every block device that they find");
+            }
+            let chosen = chosen(tests, words);
+            if chosen.is_empty() {
+                return usage("no test begins so: --list names them");
+            }
+            all(&chosen)
+        }
+    }
+}
+
+fn usage(why: &str) -> ExitCode {
+    eprintln!("guest: {why}\nusage: guest [--list | --one NAME | BEGINNING OF NAME...]");
+    ExitCode::from(2)
+}
+
+/// In the child: the test itself.
+fn one(test: &Test) -> ExitCode {
+    match (test.run)() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Skip(why)) => {
+            println!("{REASON}{why}");
+            ExitCode::from(SKIPPED)
+        }
+    }
+}
+
+fn all(tests: &[&Test]) -> ExitCode {
+    let started = Instant::now();
+    let (mut failed, mut skipped) = (Vec::new(), Vec::new());
+    for test in tests {
+        // So that what the kernel complains of stands below the test's name.
+        tell_kernel(&format!("guest runs {}", test.name));
+        let begun = Instant::now();
+        let outcome = supervise(test);
+        let seconds = begun.elapsed().as_secs_f64();
+        match outcome {
+            Outcome::Passed => println!("{:28} ok {seconds:8.1} s", test.name),
+            Outcome::Skipped(why) => {
+                println!("{:28} skipped: {why}", test.name);
+                skipped.push(test.name);
+            }
+            Outcome::Failed(why) => {
+                println!("{:28} FAILED after {seconds:.1} s: {}", test.name, test.what);
+                why.lines().for_each(|line| println!("    {line}"));
+                failed.push(test.name);
+            }
+        }
+    }
+    let passed = tests.len() - failed.len() - skipped.len();
+    println!(
+        "\n{:.0} s; skipped: {}; failed: {}",
+        started.elapsed().as_secs_f64(),
+        names(&skipped),
+        names(&failed)
+    );
+    let word = if failed.is_empty() { "ok" } else { "FAILED" };
+    println!("test result: {word}. {passed} passed; {} failed; {} ignored;", failed.len(), skipped.len());
+    if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn names(list: &[&str]) -> String {
+    if list.is_empty() { "none".into() } else { list.join(" ") }
+}
+
+/// Writes a line that stands on the console among the kernel's own.
+pub fn tell_kernel(text: &str) {
+    let told = File::options().write(true).open("/dev/kmsg").and_then(|mut log| writeln!(log, "<1>{text}"));
+    if let Err(error) = told {
+        eprintln!("/dev/kmsg: {error}");
+    }
+}
+
+fn supervise(test: &Test) -> Outcome {
+    let log = PathBuf::from("/tmp/test.log");
+    let outcome = match File::create(&log).and_then(|file| Ok((file.try_clone()?, file))) {
+        Ok((stdout, stderr)) => child(test, stdout, stderr, &log),
+        Err(error) => Outcome::Failed(format!("{}: {error}", log.display())),
+    };
+    let left = sweep();
+    match (outcome, left.is_empty()) {
+        (Outcome::Failed(why), false) => Outcome::Failed(format!("{why}\nleft behind: {}", left.join(", "))),
+        (_, false) => Outcome::Failed(format!("left behind: {}", left.join(", "))),
+        (outcome, true) => outcome,
+    }
+}
+
+fn child(test: &Test, stdout: File, stderr: File, log: &Path) -> Outcome {
+    let limit = if test.when == When::Soak { LIMIT_SOAK } else { LIMIT };
+    let program = std::env::current_exe().unwrap_or_else(|_| "guest".into());
+    let mut command = Command::new(program);
+    command.args(["--one", test.name]).stdin(Stdio::null()).stdout(stdout).stderr(stderr).process_group(0);
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => return Outcome::Failed(format!("starting it failed: {error}")),
+    };
+    let status = until(limit, || child.try_wait().ok().flatten());
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let Some(status) = status else {
+        let stuck = stuck_tasks();
+        // Not waited for: it may be one that no signal ends.
+        let _ = child.kill();
+        return Outcome::Failed(format!(
+            "{text}\nnot done in {} s; waiting in the kernel:\n{stuck}",
+            limit.as_secs()
+        ));
+    };
+    match status.code() {
+        Some(0) => Outcome::Passed,
+        Some(code) if code == i32::from(SKIPPED) => {
+            let reason = text.lines().rev().find_map(|line| line.strip_prefix(REASON));
+            Outcome::Skipped(reason.unwrap_or("without a reason").into())
+        }
+        _ => Outcome::Failed(format!("{text}{status}")),
+    }
+}
+
+/// What every task that waits uninterruptibly waits for.
+fn stuck_tasks() -> String {
+    let mut text = String::new();
+    for pid in processes() {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        for task in tasks.map(|task| task.path()) {
+            let read = |name: &str| std::fs::read_to_string(task.join(name)).unwrap_or_default();
+            let is_stuck = read("status").lines().any(|line| line.starts_with("State:\tD"));
+            if is_stuck {
+                text.push_str(&format!("{} ({}):\n{}", task.display(), read("comm").trim(), read("stack")));
+            }
+        }
+    }
+    text
+}
+
+fn processes() -> impl Iterator<Item = u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// Removes what a test left, and names it.
+fn sweep() -> Vec<String> {
+    let mut left = Vec::new();
+    for pid in processes() {
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        if matches!(name.trim(), "blockyard" | "fio" | "nbdkit" | "rublk") {
+            left.push(format!("process {pid} ({})", name.trim()));
+            crate::server::signal(pid, rustix::process::Signal::KILL);
+        }
+    }
+    let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
+    for point in
+        mounts.lines().filter(|line| line.starts_with("/dev/")).filter_map(|line| line.split(' ').nth(1))
+    {
+        left.push(format!("mount {point}"));
+        tool(&["umount", "-l", point]);
+    }
+    for name in super::disk::attached() {
+        left.push(format!("/dev/{name}"));
+        if name.starts_with("nbd") {
+            tool(&["nbd-client", "-d", &format!("/dev/{name}")]);
+        } else if name.starts_with("loop") {
+            tool(&["losetup", "-d", &format!("/dev/{name}")]);
+        }
+    }
+    if left.iter().any(|what| what.contains("ublk")) {
+        tool(&["timeout", "10", "blockyard", "del", "--all"]);
+    }
+    left
+}
+
+/// As far as it goes: what is still there then, the next test says.
+fn tool(words: &[&str]) {
+    let _ = Command::new(words[0]).args(&words[1..]).stdin(Stdio::null()).output();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{soak, test};
+    use super::*;
+
+    const TABLE: &[Test] = &[
+        test("ublk/null_01", "", || Ok(())),
+        test("nbd/one", "", || Ok(())),
+        soak("ublk/long", "", || Ok(())),
+    ];
+
+    fn names_for(words: &[&str]) -> Vec<&'static str> {
+        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+        chosen(TABLE, &words).iter().map(|test| test.name).collect()
+    }
+
+    #[test]
+    fn tests_are_chosen_by_the_beginning_of_their_names() {
+        assert_eq!(names_for(&[]), ["ublk/null_01", "nbd/one"]);
+        assert_eq!(names_for(&["ublk"]), ["ublk/null_01"]);
+        assert_eq!(names_for(&["null"]), [""; 0]);
+    }
+
+    #[test]
+    fn long_tests_run_only_when_they_are_named() {
+        assert_eq!(names_for(&["ublk/lon"]), [""; 0]);
+        assert_eq!(names_for(&["ublk/long", "nbd"]), ["nbd/one", "ublk/long"]);
+    }
+
+    #[test]
+    fn names_are_unique_and_have_a_group() {
+        let mut names: Vec<_> = super::super::tests().iter().map(|test| test.name).collect();
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+        assert!(names.iter().all(|name| name.contains('/')), "{names:?}");
+    }
+}
