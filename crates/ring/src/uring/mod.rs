@@ -209,13 +209,17 @@ impl Uring {
         core.started += 1;
         let slot = core.ops.begin(id, file, core.started).ok_or(RingFull)?;
         let (fd, fixed) = core.files.begin(file);
+        // A character device may want to see whose memory it is, which a registered buffer does not show.
+        let by_address = matches!(id, Origin::Front(_));
         let target = Target::new(fd, fixed);
         let fd = target.fd();
         let entry = match op {
             FileOp::Read { offset } => match data {
                 [one] => match core.memory.pointer_and_fixed(*one) {
-                    (base, Some(n)) => opcode::ReadFixed::new(fd, base, one.len, n).offset(offset).build(),
-                    (base, None) => opcode::Read::new(fd, base, one.len).offset(offset).build(),
+                    (base, Some(n)) if !by_address => {
+                        opcode::ReadFixed::new(fd, base, one.len, n).offset(offset).build()
+                    }
+                    (base, _) => opcode::Read::new(fd, base, one.len).offset(offset).build(),
                 },
                 _ => {
                     let list = core.ops.iovecs(slot);
@@ -227,11 +231,11 @@ impl Uring {
                 let flags = if durable { libc::RWF_DSYNC } else { 0 };
                 match data {
                     [one] => match core.memory.pointer_and_fixed(*one) {
-                        (base, Some(n)) => opcode::WriteFixed::new(fd, base, one.len, n)
+                        (base, Some(n)) if !by_address => opcode::WriteFixed::new(fd, base, one.len, n)
                             .offset(offset)
                             .rw_flags(flags)
                             .build(),
-                        (base, None) => {
+                        (base, _) => {
                             opcode::Write::new(fd, base, one.len).offset(offset).rw_flags(flags).build()
                         }
                     },
