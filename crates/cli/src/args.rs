@@ -65,7 +65,7 @@ Files in the run directory:
 const STACKS: &str = "\
 Stacks:
   file:PATH[,direct=on|off|auto][,offset=SIZE][,sizelimit=SIZE][,block=512..65536][,ro][,share]
-           [,size=SIZE,create]
+           [,size=SIZE,create][,part=N|LABEL=NAME|PARTUUID=UUID]
   ram:SIZE[,hugepages]
   null:[SIZE][,irqmode=none|softirq|timer][,completion=TIME][,memory_backed]
        [,zoned[,zone_size=SIZE][,zone_capacity=SIZE][,zone_nr_conv=N][,zone_max_open=N][,zone_max_active=N]
@@ -75,6 +75,10 @@ Stacks:
 
   A SIZE is in bytes or has a binary suffix K M G T; a TIME has ns, us, ms or s. A comma within a path is
   written twice. What has no SIZE has 250G.
+
+Layers:
+  split,LIMIT=VALUE[,...]          cuts requests to queue limits, under the kernel's names
+  part,N|LABEL=NAME|PARTUUID=UUID  one partition, GPT or MBR, of what stands below
 
 Exports:
   --nbd unix:PATH | tcp:HOST:PORT  may be given several times; sockets that systemd passes are served

@@ -4,6 +4,7 @@
 //! device gets nodes of its own from [`Device::mount`].
 
 use crate::spec::{DeviceName, LayerSpec, StackSpec};
+pub use crate::tree::PartError;
 use crate::tree::{self, Tree};
 pub(crate) use crate::tree::{Held, Mounted};
 use backends::{CompletionError, Fact, Features, NullError, OpenError, RamError};
@@ -54,6 +55,9 @@ pub enum DeviceError {
     /// The text of the limits.
     #[error("{0}")]
     LimitsText(#[from] ParseLimitsError),
+    /// The partition.
+    #[error(transparent)]
+    Part(#[from] PartError),
     /// More layers than a request's path holds.
     #[error("{0} layers and a backend are more than the {DEPTH_MAX} that fit (leave some out)")]
     TooDeep(usize),

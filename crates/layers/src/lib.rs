@@ -12,7 +12,9 @@ mod pass;
 mod split;
 #[cfg(test)]
 mod testing;
+mod window;
 
 pub use layer::Layer;
 pub use pass::Pass;
 pub use split::{Split, SplitLayer};
+pub use window::{Window, WindowLayer};

@@ -28,6 +28,7 @@ pub const ROOMS: &[Room] = &[
     room("queue", &["block"]),
     room("ring", &["block", "queue"]),
     room("ublk", &["block"]),
+    room("partition", &["block"]),
     room("sim", &["block", "queue"]),
     room("layers", &["block", "queue"]),
     room("backends", &["block", "queue", "ring"]),
@@ -38,7 +39,10 @@ pub const ROOMS: &[Room] = &[
         // An export is tested over something that holds blocks.
         tests_may_use: &["backends"],
     },
-    room("engine", &["block", "queue", "ring", "ublk", "layers", "backends", "proto", "exports"]),
+    room(
+        "engine",
+        &["block", "queue", "ring", "ublk", "partition", "layers", "backends", "proto", "exports"],
+    ),
     room("cli", &["engine"]),
     room("web", &["engine"]),
     room("xtask", &[]),

@@ -1,7 +1,9 @@
 //! `--layer 'kind,key=value,…'`.
 
+use super::items::Escaped;
 use super::{SpecError, items};
 use block::LimitOverrides;
+use partition::Selector;
 use std::fmt;
 use std::str::FromStr;
 
@@ -11,9 +13,11 @@ pub enum LayerSpec {
     /// Cuts requests to its limits, by the kernel's rules. The limits as `key=value,…` with the kernel's field
     /// names; never empty.
     Split(String),
+    /// One partition of what stands below.
+    Part(Selector),
 }
 
-const KINDS: &str = "there is: split, for example 'split,max_sectors=255'";
+const KINDS: &str = "there are: split, for example 'split,max_sectors=255', and part, for example 'part,2'";
 
 impl FromStr for LayerSpec {
     type Err = SpecError;
@@ -23,6 +27,7 @@ impl FromStr for LayerSpec {
         let kind = items.next().unwrap_or_default();
         match kind.as_str() {
             "split" => parse_split(items),
+            "part" => parse_part(items),
             _ => Err(SpecError::new(format!("there is no layer \"{kind}\" in this build"), KINDS)),
         }
     }
@@ -36,6 +41,27 @@ fn parse_split(items: impl Iterator<Item = String>) -> Result<LayerSpec, SpecErr
     let limits = limits.join(",");
     check_limits(&limits)?;
     Ok(LayerSpec::Split(limits))
+}
+
+fn parse_part(mut items: impl Iterator<Item = String>) -> Result<LayerSpec, SpecError> {
+    match (items.next(), items.next()) {
+        (Some(selector), None) => parse_selector(&selector).map(LayerSpec::Part),
+        _ => Err(SpecError::new("part names one partition", PART_FIX)),
+    }
+}
+
+const PART_FIX: &str = "for example part,2 or part,LABEL=root or part,PARTUUID=…";
+
+/// How a partition is named.
+pub(super) fn parse_selector(text: &str) -> Result<Selector, SpecError> {
+    match text.parse() {
+        Ok(Selector::Number(0)) => Err(SpecError::new("partitions are numbered from 1", PART_FIX)),
+        Ok(Selector::Uuid(name) | Selector::Label(name)) if name.is_empty() => {
+            Err(SpecError::new("part names no partition", PART_FIX))
+        }
+        Ok(selector) => Ok(selector),
+        Err(never) => match never {},
+    }
 }
 
 /// Checks that a text is queue limits, at least one: `key=value,…`.
@@ -55,6 +81,7 @@ impl fmt::Display for LayerSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             LayerSpec::Split(limits) => write!(f, "split,{limits}"),
+            LayerSpec::Part(selector) => write!(f, "part,{}", Escaped(&selector.to_string())),
         }
     }
 }

@@ -22,6 +22,7 @@ pub use export::{NBD_PORT, NbdAddress, TlsMode, TlsSpec, nbd_uri};
 pub use layer::{LayerSpec, check_limits};
 pub use name::DeviceName;
 pub use null::{IrqMode, NullSpec};
+pub use partition::Selector;
 pub use stack::{Direct, FileSpec, RamSpec, SIZE_DEFAULT, StackSpec};
 pub use time::{format_time, parse_time};
 

@@ -1,9 +1,11 @@
 //! `kind:what,key=value,…`: the backend at the bottom of a stack.
 
 use super::items::{Escaped, Options, split};
+use super::layer::parse_selector;
 use super::null::{self, NullSpec};
 use super::{DeviceName, SpecError};
 use block::Bytes;
+use partition::Selector;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -57,6 +59,8 @@ pub struct FileSpec {
     pub create: Option<Bytes>,
     /// Others may write the file too.
     pub share: bool,
+    /// Only that partition of it.
+    pub part: Option<Selector>,
 }
 
 /// `ram:SIZE`.
@@ -128,7 +132,7 @@ fn block_size(options: &mut Options) -> Result<Option<u32>, SpecError> {
 
 fn parse_file(what: &str, items: impl Iterator<Item = String>) -> Result<FileSpec, SpecError> {
     const KNOWN: &[&str] =
-        &["direct", "offset", "sizelimit", "block", "ro", "size", "create", "share", "partscan"];
+        &["direct", "offset", "sizelimit", "block", "ro", "size", "create", "share", "part", "partscan"];
     let mut options = Options::new("file", KNOWN, items)?;
     if what.is_empty() {
         return Err(SpecError::new("file: has no path", "write file:PATH"));
@@ -148,6 +152,7 @@ fn parse_file(what: &str, items: impl Iterator<Item = String>) -> Result<FileSpe
         ro: options.flag("ro")?,
         create: None,
         share: options.flag("share")?,
+        part: options.text("part")?.map(|text| parse_selector(&text)).transpose()?,
     };
     let size: Option<Bytes> = options.value("size", "10G")?;
     if !file.offset.is_aligned(512) {
@@ -204,12 +209,19 @@ impl StackSpec {
         }
     }
 
-    /// The name of a device that is not given one: the file's without its last extension, or the kind.
+    /// The name of a device that is not given one: the file's without its last extension, with the number of
+    /// a partition, or the kind.
     pub fn derived_name(&self) -> DeviceName {
-        let stem = match self {
+        let mut stem = match self {
             StackSpec::File(file) => file.path.file_stem().map(|stem| stem.to_string_lossy()),
             _ => None,
         };
+        if let (StackSpec::File(FileSpec { part: Some(Selector::Number(number)), .. }), Some(stem)) =
+            (self, &mut stem)
+        {
+            // As udev names its links to partitions.
+            stem.to_mut().push_str(&format!("-part{number}"));
+        }
         DeviceName::nearest(stem.as_deref().unwrap_or_default(), self.kind())
     }
 
@@ -253,7 +265,11 @@ impl fmt::Display for FileSpec {
         if let Some(size) = self.create {
             write!(f, ",size={size},create")?;
         }
-        write_flag(f, self.share, "share")
+        write_flag(f, self.share, "share")?;
+        match &self.part {
+            Some(part) => write!(f, ",part={}", Escaped(&part.to_string())),
+            None => Ok(()),
+        }
     }
 }
 

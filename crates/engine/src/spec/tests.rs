@@ -165,9 +165,16 @@ fn a_layer_is_known_and_has_limits() {
     let layer: LayerSpec = "split,max_sectors=255,max_segments=4".parse().unwrap();
     assert_eq!(layer, LayerSpec::Split("max_sectors=255,max_segments=4".to_owned()));
     assert_eq!(layer.to_string(), "split,max_sectors=255,max_segments=4");
+    for text in ["part,2", "part,LABEL=ro,,ot", "part,PARTUUID=c0ffee-01"] {
+        assert_eq!(text.parse::<LayerSpec>().unwrap().to_string(), text);
+    }
     for text in [
         "",
         "split",
+        "part",
+        "part,",
+        "part,0",
+        "part,1,2",
         "delay,read=5ms",
         "split,",
         "split,max_sectors",
@@ -198,13 +205,28 @@ fn any_block() -> impl Strategy<Value = Option<u32>> {
 fn any_file() -> impl Strategy<Value = StackSpec> {
     let direct = prop_oneof![Just(Direct::Auto), Just(Direct::On), Just(Direct::Off)];
     let size = || proptest::option::of((1u64..1 << 40).prop_map(|n| Bytes(n * 512)));
-    ("[a-z=:,/\\\\ .]{1,20}", direct, 0u64..512, size(), any_block(), any::<bool>(), any::<bool>())
-        .prop_flat_map(move |(path, direct, offset, sizelimit, block, ro, share)| {
+    let part = proptest::option::of(prop_oneof![
+        (1u32..200).prop_map(Selector::Number),
+        "[a-z, =]{1,12}".prop_map(Selector::Label),
+        "[a-f0-9-]{1,36}".prop_map(Selector::Uuid),
+    ]);
+    ("[a-z=:,/\\\\ .]{1,20}", direct, 0u64..512, size(), any_block(), any::<bool>(), any::<bool>(), part)
+        .prop_flat_map(move |(path, direct, offset, sizelimit, block, ro, share, part)| {
             let create = if ro { Just(None).boxed() } else { size().boxed() };
             create.prop_map(move |create| {
                 let offset = if create.is_some() { Bytes::ZERO } else { Bytes(offset * 512) };
                 let path = PathBuf::from(&path);
-                StackSpec::File(FileSpec { path, direct, offset, sizelimit, block, ro, create, share })
+                StackSpec::File(FileSpec {
+                    path,
+                    direct,
+                    offset,
+                    sizelimit,
+                    block,
+                    ro,
+                    create,
+                    share,
+                    part: part.clone(),
+                })
             })
         })
 }

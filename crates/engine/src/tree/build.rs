@@ -1,9 +1,9 @@
 //! From what was described to the tree that serves it.
 
-use super::Tree;
 use super::source::Source;
+use super::{Tree, part};
 use crate::device::{DeviceConfig, DeviceError};
-use crate::spec::LayerSpec;
+use crate::spec::{LayerSpec, StackSpec};
 use block::LimitOverrides;
 use layers::SplitLayer;
 use std::sync::Arc;
@@ -14,6 +14,11 @@ use std::sync::Arc;
 /// Whatever does not open, stack or fit; nothing stays open.
 pub(crate) fn open(config: &DeviceConfig) -> Result<Tree, DeviceError> {
     let mut tree = Tree::leaf(Source::open(&config.stack)?);
+    if let StackSpec::File(file) = &config.stack
+        && let Some(selector) = &file.part
+    {
+        tree = part::open(tree, selector)?;
+    }
     for layer in &config.layers {
         tree = add(tree, layer)?;
     }
@@ -28,6 +33,7 @@ pub(crate) fn open(config: &DeviceConfig) -> Result<Tree, DeviceError> {
 fn add(below: Tree, layer: &LayerSpec) -> Result<Tree, DeviceError> {
     match layer {
         LayerSpec::Split(limits) => split(below, limits),
+        LayerSpec::Part(selector) => part::open(below, selector),
     }
 }
 

@@ -11,9 +11,12 @@
 //! *Invariant:* no path from the top to a backend is longer than [`DEPTH_MAX`] nodes.
 
 mod build;
+mod part;
+mod scratch;
 mod source;
 
 pub(crate) use build::open;
+pub use part::PartError;
 
 use crate::device::DeviceError;
 use backends::Fact;

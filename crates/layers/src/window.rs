@@ -1,0 +1,108 @@
+//! A window: part of what stands below, as a device of its own. A partition, for example.
+
+use crate::Layer;
+use crate::layer::stacked;
+use block::{Bytes, Cookie, Fact, LimitsError, Profile, Request, Status};
+use queue::{Cx, Node, NodeId, Ring, Verdict};
+
+/// The shared part: where the window lies. Whoever makes it has checked that it lies within the child, on
+/// its logical blocks.
+#[derive(Clone, Debug)]
+pub struct WindowLayer {
+    start: Bytes,
+    len: Bytes,
+    facts: Vec<Fact>,
+}
+
+impl WindowLayer {
+    /// `len` bytes from `start`. `facts`: what it is, for `show`.
+    pub fn new(start: Bytes, len: Bytes, facts: Vec<Fact>) -> WindowLayer {
+        WindowLayer { start, len, facts }
+    }
+}
+
+impl<R: Ring> Layer<R> for WindowLayer {
+    fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
+        let below = &below[0];
+        let mut limits = stacked(&below.limits, self.start.sectors());
+        limits.validate()?;
+        Ok(Profile { limits, size: self.len, ..below.clone() })
+    }
+
+    fn node(&self, _: &Profile, below: &[NodeId]) -> Box<dyn Node<R>> {
+        Box::new(Window { start: self.start, child: below[0] })
+    }
+
+    fn describe(&self) -> Vec<Fact> {
+        self.facts.clone()
+    }
+}
+
+/// The node: moves requests on their way down, and back on their way up.
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    start: Bytes,
+    child: NodeId,
+}
+
+impl<R: Ring> Node<R> for Window {
+    #[inline]
+    fn submit(&mut self, _: Cookie, req: &mut Request, _: &mut Cx<'_, R>) -> Verdict {
+        if req.op.is_zoned() {
+            return Verdict::Up(Status::NotSupported);
+        }
+        req.offset = req.offset + self.start;
+        Verdict::Down(self.child)
+    }
+
+    #[inline]
+    fn end_io(&mut self, _: Cookie, req: &mut Request, status: Status, _: &mut Cx<'_, R>) -> Verdict {
+        req.offset = req.offset - self.start;
+        Verdict::Up(status)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Bench;
+    use block::{Op, Region, Segment};
+
+    #[test]
+    fn requests_are_moved_on_the_way_down_and_back_on_the_way_up() {
+        let mut bench = Bench::new(0, |child| Window { start: Bytes(65536), child });
+        let memory = [Segment { offset: 0, len: 4096, region: Region(0) }];
+        for op in Op::ORDINARY {
+            let (status, seen) = bench.run(Request::new(op, Bytes(512), Bytes(4096)), &memory);
+            assert_eq!((status, seen[0].0.offset, seen[0].0.len), (Status::Ok, Bytes(66048), Bytes(4096)));
+        }
+        assert_eq!(
+            bench.run(Request::new(Op::ReportZones, Bytes(0), Bytes(512)), &memory).0,
+            Status::NotSupported
+        );
+    }
+
+    #[test]
+    fn a_window_off_the_physical_blocks_says_so_in_its_limits() {
+        let mut below = block::QueueLimits { physical_block_size: Bytes(4096), ..Default::default() };
+        below.validate().unwrap();
+        let profile = Profile {
+            size: Bytes::gib(1),
+            read_only: false,
+            abilities: block::Abilities::MEMORY,
+            limits: below,
+            bytewise: true,
+            lends: true,
+            in_place: false,
+            sparse: true,
+        };
+        let window = |start| WindowLayer::new(Bytes(start), Bytes::mib(1), Vec::new());
+        let at = |start| {
+            Layer::<crate::testing::Clock>::profile(&window(start), std::slice::from_ref(&profile)).unwrap()
+        };
+        assert_eq!(at(1 << 20).limits.alignment_offset, Bytes(0));
+        assert_eq!(at(63 * 512).limits.alignment_offset, Bytes(512));
+        assert_eq!(at(0).size, Bytes::mib(1));
+        assert!(at(0).lends && at(0).bytewise);
+    }
+}
