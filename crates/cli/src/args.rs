@@ -34,6 +34,14 @@ pub(crate) enum Command {
     Show(ShowArgs),
     /// Drain, flush and remove devices
     Del(DelArgs),
+    /// Change the size of a device while it is served
+    Resize(ResizeArgs),
+    /// Change how a device is served while it is
+    Set(SetArgs),
+    /// Hold back a device's requests until it is resumed
+    Suspend(SuspendArgs),
+    /// Carry out what a suspended device held back, and go on
+    Resume(ResumeArgs),
     /// Report I/O statistics, in iostat's columns
     Stat(StatArgs),
     /// Print a completion script for a shell
@@ -65,7 +73,7 @@ Files in the run directory:
 const STACKS: &str = "\
 Stacks:
   file:PATH[,direct=on|off|auto][,offset=SIZE][,sizelimit=SIZE][,block=512..65536][,ro][,share]
-           [,size=SIZE,create][,part=N|LABEL=NAME|PARTUUID=UUID]
+           [,size=SIZE,create][,part=N|LABEL=NAME|PARTUUID=UUID][,autosize][,autoclear][,partscan]
   ram:SIZE[,hugepages]
   null:[SIZE][,irqmode=none|softirq|timer][,completion=TIME][,memory_backed]
        [,zoned[,zone_size=SIZE][,zone_capacity=SIZE][,zone_nr_conv=N][,zone_max_open=N][,zone_max_active=N]
@@ -230,6 +238,48 @@ pub(crate) struct DelArgs {
     /// Remove all devices of all processes
     #[arg(long, conflicts_with = "name")]
     pub(crate) all: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Clients of kernel devices see the new size at once, NBD clients when they connect again.")]
+pub(crate) struct ResizeArgs {
+    /// The device
+    pub(crate) name: String,
+    /// Its new size; its file is made to fit [default: what the file holds now]
+    pub(crate) size: Option<String>,
+    /// Let it become smaller: what lies behind the new end is lost
+    #[arg(long)]
+    pub(crate) shrink: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+  direct=on|off|auto  read and write past the page cache, or through it
+  file=PATH           another file of the same size, behind a device with ro
+
+Requests that are under way end first; those that come meanwhile wait.")]
+pub(crate) struct SetArgs {
+    /// The device
+    pub(crate) name: String,
+    /// What to change: direct=on|off|auto or file=PATH
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) change: String,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct SuspendArgs {
+    /// The device
+    pub(crate) name: String,
+    /// Neither wait for requests that are under way nor flush
+    #[arg(long)]
+    pub(crate) noflush: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ResumeArgs {
+    /// The device
+    pub(crate) name: String,
 }
 
 #[derive(Args, Debug)]

@@ -12,6 +12,7 @@
 mod add;
 mod args;
 mod attach;
+mod change;
 mod check;
 mod del;
 mod failure;
@@ -50,6 +51,10 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::List(args) => listing::list(&args),
         Command::Show(args) => listing::show(&args),
         Command::Del(args) => del::del(&args),
+        Command::Resize(args) => change::resize(&args),
+        Command::Set(args) => change::set(&args),
+        Command::Suspend(args) => change::suspend(&args),
+        Command::Resume(args) => change::resume(&args),
         Command::Stat(args) => stat::stat(&args),
         Command::Completions { shell } => pages::completions(shell),
         Command::Man => pages::man(),

@@ -1,6 +1,7 @@
 //! The devices of this process as its control socket shows them: the host's, with the names that this
 //! process holds in the run directory.
 
+use engine::change::Change;
 use engine::control::{BoxFuture, ControlError, Counted, DeviceInfo, Yard};
 use engine::host::Host;
 use engine::rundir::NameClaim;
@@ -39,6 +40,10 @@ impl Yard for Served {
 
     fn counted(&self, name: &str) -> Option<Counted> {
         self.host.counted(name)
+    }
+
+    fn change<'a>(&'a self, name: &'a str, change: Change) -> BoxFuture<'a, Result<(), ControlError>> {
+        Yard::change(&*self.host, name, change)
     }
 
     fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), ControlError>> {

@@ -83,5 +83,5 @@ fn the_bash_script_completes() {
     stdin.write_all(script.as_bytes()).and_then(|()| stdin.write_all(ask.as_bytes())).expect("bash reads");
     drop(stdin);
     let output = bash.wait_with_output().expect("bash ends");
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "serve\n--tls-certificates\n");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "serve set\n--tls-certificates\n");
 }

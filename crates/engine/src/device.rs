@@ -8,12 +8,12 @@ pub use crate::tree::PartError;
 use crate::tree::{self, Tree};
 pub(crate) use crate::tree::{Held, Mounted};
 use backends::{CompletionError, Fact, Features, NullError, OpenError, RamError};
-use block::{Bytes, LimitsError, ParseLimitsError, QueueLimits};
+use block::{Bytes, LimitsError, ParseLimitsError, Profile, QueueLimits};
 use queue::{DEPTH_MAX, Nanos, QueueStats, Snapshot, StackError};
 use ring::KernelRing;
 use std::io;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 /// A page of the page cache, in bytes.
@@ -79,14 +79,24 @@ pub struct Lane {
     pub connections: Arc<AtomicU32>,
 }
 
+/// What of a device may change while it is served: see [`change`](crate::change).
+pub(crate) struct Form {
+    /// What it is made from.
+    pub(crate) stack: StackSpec,
+    /// What serves it.
+    pub(crate) tree: Tree,
+}
+
 /// A device.
 pub struct Device {
     name: DeviceName,
     number: usize,
-    stack: StackSpec,
     layers: Vec<LayerSpec>,
-    tree: Tree,
-    description: String,
+    form: RwLock<Arc<Form>>,
+    /// Held by whoever changes or removes it.
+    pub(crate) turn: tokio::sync::Mutex<()>,
+    changing: AtomicBool,
+    suspended: AtomicBool,
     depth: u16,
     lanes: Mutex<Vec<Arc<Lane>>>,
     /// What queues that are gone have counted.
@@ -104,10 +114,11 @@ impl Device {
         Ok(Device {
             name: config.name.clone(),
             number,
-            description: config.stack.to_string(),
-            stack: config.stack.clone(),
             layers,
-            tree,
+            form: RwLock::new(Arc::new(Form { stack: config.stack.clone(), tree })),
+            turn: tokio::sync::Mutex::default(),
+            changing: AtomicBool::new(false),
+            suspended: AtomicBool::new(false),
             depth: config.depth,
             lanes: Mutex::default(),
             past: Mutex::default(),
@@ -125,14 +136,47 @@ impl Device {
         self.number
     }
 
+    /// What it is at the moment.
+    pub(crate) fn form(&self) -> Arc<Form> {
+        self.form.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// From now on it is that. Its queues are frozen and drained, and are given new stacks next.
+    pub(crate) fn set_form(&self, form: Arc<Form>) {
+        *self.form.write().unwrap_or_else(PoisonError::into_inner) = form;
+    }
+
+    /// A change is under way: no queue is made for it now.
+    pub(crate) fn is_changing(&self) -> bool {
+        self.changing.load(SeqCst)
+    }
+
+    pub(crate) fn set_changing(&self, changing: bool) {
+        self.changing.store(changing, SeqCst);
+    }
+
+    /// Whether its requests are held back until it is resumed.
+    pub fn is_suspended(&self) -> bool {
+        self.suspended.load(SeqCst)
+    }
+
+    pub(crate) fn set_suspended(&self, suspended: bool) {
+        self.suspended.store(suspended, SeqCst);
+    }
+
+    /// What the whole stack is at the moment: what a backend was seen not to do is withdrawn.
+    fn profile(&self) -> Profile {
+        self.form().tree.current()
+    }
+
     /// Its stack, in the user's words.
-    pub fn description(&self) -> &str {
-        &self.description
+    pub fn description(&self) -> String {
+        self.form().stack.to_string()
     }
 
     /// What it is made from.
-    pub fn stack(&self) -> &StackSpec {
-        &self.stack
+    pub fn stack(&self) -> StackSpec {
+        self.form().stack.clone()
     }
 
     /// The layers above its backend, bottom first.
@@ -142,29 +186,29 @@ impl Device {
 
     /// How much it holds.
     pub fn size(&self) -> Bytes {
-        self.tree.profile().size
+        self.form().tree.profile().size
     }
 
     /// Whether writes are refused.
     pub fn read_only(&self) -> bool {
-        self.tree.profile().read_only
+        self.form().tree.profile().read_only
     }
 
     /// What it can do.
     pub fn abilities(&self) -> Features {
-        self.tree.profile().abilities
+        self.profile().abilities
     }
 
     /// The limits of the whole stack.
-    pub fn limits(&self) -> &QueueLimits {
-        &self.tree.profile().limits
+    pub fn limits(&self) -> QueueLimits {
+        self.profile().limits
     }
 
     /// The finest offset and length that requests may have, in bytes. A backend takes any; layers and
     /// devices with larger blocks want whole blocks.
     pub fn block_size_min(&self) -> u32 {
         let block = self.limits().logical_block_size.0 as u32;
-        if self.tree.profile().bytewise && block == 512 { 1 } else { block }
+        if self.form().tree.profile().bytewise && block == 512 { 1 } else { block }
     }
 
     /// The smallest length that costs no reading for writing, in bytes.
@@ -174,7 +218,7 @@ impl Device {
 
     /// What `show` says about the backend.
     pub fn describe(&self) -> Vec<Fact> {
-        self.tree.describe()
+        self.form().tree.describe()
     }
 
     /// Requests in flight on each hardware queue at most.
@@ -184,7 +228,7 @@ impl Device {
 
     /// Make the nodes of a queue on the thread that owns `ring`.
     pub(crate) fn mount(&self, ring: &mut KernelRing, depth: u16) -> Result<Mounted, DeviceError> {
-        self.tree.mount(ring, depth)
+        self.form().tree.mount(ring, depth)
     }
 
     pub(crate) fn add_lane(&self, reactor: usize, stats: Arc<QueueStats>) -> Arc<Lane> {

@@ -1,6 +1,7 @@
 //! A process's reactors, devices and listeners, and their life: what is made in which order, and how it
 //! ends without losing anything.
 
+use crate::change::ChangeError;
 use crate::control::{BoxFuture, ExportInfo};
 use crate::device::{Device, DeviceConfig, DeviceError};
 use crate::listen::Listening;
@@ -62,6 +63,9 @@ pub enum HostError {
     /// The device has zones, and the export's hosts would not know of them.
     #[error("it is a zoned device, and {0} has no zones (export it with --ublk)")]
     Zoned(&'static str),
+    /// It cannot be changed so.
+    #[error(transparent)]
+    Change(#[from] ChangeError),
     /// The last flush failed: what was written since the one before may be lost.
     #[error("the final flush failed: writes that were not flushed before may be lost")]
     Flush,
@@ -292,12 +296,17 @@ impl Host {
             let position = devices.iter().position(|d| d.name() == name).ok_or(HostError::NoDevice)?;
             (position, devices.remove(position))
         };
+        // Whoever changes it finishes first, and what is held back has to end, or no client could leave.
+        let _turn = device.turn.lock().await;
+        if device.is_suspended() {
+            self.resume(&device);
+        }
         let exports = self.exports_of(&device);
         for export in &exports {
             if let Err(refused) = export.close(&device).await {
                 let mut devices = lock(&self.devices);
                 let position = position.min(devices.len());
-                devices.insert(position, device);
+                devices.insert(position, device.clone());
                 return Err(refused);
             }
         }
@@ -319,11 +328,12 @@ impl Host {
         of_it.map(|shown| shown.export.clone()).collect()
     }
 
-    /// Tell all exports of a device that it holds so much from now on.
-    ///
-    /// # Errors
-    /// The first refusal; all were told.
-    pub async fn tell_size(&self, device: &Arc<Device>, size: Bytes) -> Result<(), HostError> {
+    pub(crate) fn reactors(&self) -> &[Reactor] {
+        &self.reactors
+    }
+
+    /// Tell all exports of a device that it holds so much from now on: the first refusal, when all were told.
+    pub(crate) async fn tell_size(&self, device: &Arc<Device>, size: Bytes) -> Result<(), HostError> {
         let mut result = Ok(());
         for export in self.exports_of(device) {
             let told = export.resized(size).await;

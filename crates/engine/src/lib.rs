@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod change;
 pub mod control;
 pub mod device;
 pub mod host;
@@ -14,4 +15,5 @@ mod start;
 pub mod topology;
 mod tree;
 mod ublk_lane;
+pub mod watch;
 mod yard;

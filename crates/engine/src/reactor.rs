@@ -12,6 +12,7 @@ use crate::device::{self, Device, DeviceError, Held, Mounted};
 use block::Request;
 use exports::nbd::DeviceFacts;
 use exports::{Fronts, Turn};
+use live::{Before, Live};
 use queue::{Done, Owner, Queue, QueueConfig, QueueId, Queues};
 use ring::{EngineInfo, Event, KernelRing, RingConfig, Wait, Waker};
 use std::io;
@@ -19,6 +20,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use tokio::sync::oneshot;
+
+mod live;
+
+pub(crate) use live::Step;
 
 /// The owner of requests that the reactor itself submits: no front-end has this number.
 const SELF: Owner = Owner::new(15, 0);
@@ -50,6 +55,8 @@ enum Mail {
     Retire(Arc<Device>, oneshot::Sender<bool>),
     /// Close the device's connections whatever they still owe.
     Abort(Arc<Device>),
+    /// A step of a live change of the device.
+    Step(Arc<Device>, Step),
     Stop,
 }
 
@@ -111,6 +118,11 @@ impl Reactor {
         self.post(Mail::Abort(device));
     }
 
+    /// Take a step of a live change.
+    pub(crate) fn step(&self, device: Arc<Device>, step: Step) {
+        self.post(Mail::Step(device, step));
+    }
+
     /// Stop the thread and wait for it. Its queues must have been retired.
     pub(crate) fn stop(&self) {
         self.post(Mail::Stop);
@@ -134,6 +146,8 @@ struct Hosted {
     /// Its queue is one front-end's alone, and takes no other clients.
     alone: bool,
     held: Held,
+    /// What its stack was before the change that is under way; none: there is no change, or it has not got so far.
+    before: Option<Before>,
     retiring: Retiring,
 }
 
@@ -163,6 +177,7 @@ struct State {
     inbox: Receiver<Mail>,
     hosted: Vec<Hosted>,
     retirements: Vec<Retirement>,
+    live: Live,
     stopping: bool,
 }
 
@@ -176,6 +191,7 @@ impl State {
             inbox,
             hosted: Vec::new(),
             retirements: Vec::new(),
+            live: Live::default(),
             stopping: false,
         }
     }
@@ -228,6 +244,7 @@ impl State {
             }
         }
         self.fronts.commit(&mut Turn { ring: &mut self.ring, queues: &mut self.queues });
+        self.tell_drained();
         if !self.retirements.is_empty() {
             self.go_on_retiring();
         }
@@ -235,21 +252,29 @@ impl State {
 
     fn read_mail(&mut self) {
         while let Ok(mail) = self.inbox.try_recv() {
-            match mail {
-                Mail::Attach(device, attach) => self.attach(&device, attach),
-                Mail::Retire(device, done) => self.retire(&device, done),
-                Mail::AttachAlone(device, tags, attach) => {
-                    let position = self.host(&device, Some(tags));
-                    self.attach_to(&device, position, attach);
-                }
-                Mail::Abort(device) => {
-                    for hosted in self.hosted.iter().filter(|hosted| Arc::ptr_eq(&hosted.device, &device)) {
-                        let turn = &mut Turn { ring: &mut self.ring, queues: &mut self.queues };
-                        self.fronts.close_lane(hosted.lane.queue, true, turn);
-                    }
-                }
-                Mail::Stop => self.stopping = true,
+            self.take(mail);
+        }
+    }
+
+    fn take(&mut self, mail: Mail) {
+        match mail {
+            mail @ (Mail::Attach(..) | Mail::AttachAlone(..)) if self.is_early(&mail) => {
+                self.live.late.push(mail)
             }
+            Mail::Attach(device, attach) => self.attach(&device, attach),
+            Mail::Step(device, step) => self.step(&device, step),
+            Mail::Retire(device, done) => self.retire(&device, done),
+            Mail::AttachAlone(device, tags, attach) => {
+                let position = self.host(&device, Some(tags));
+                self.attach_to(&device, position, attach);
+            }
+            Mail::Abort(device) => {
+                for hosted in self.hosted.iter().filter(|hosted| Arc::ptr_eq(&hosted.device, &device)) {
+                    let turn = &mut Turn { ring: &mut self.ring, queues: &mut self.queues };
+                    self.fronts.close_lane(hosted.lane.queue, true, turn);
+                }
+            }
+            Mail::Stop => self.stopping = true,
         }
     }
 
@@ -284,17 +309,22 @@ impl State {
         let config = QueueConfig { id, depth, segments_per_tag: SEGMENTS_PER_TAG, timeout_ns: None };
         let mut queue = Queue::new(config, stack)?;
         queue.leave_tags(tags.unwrap_or(0));
+        if device.is_suspended() {
+            queue.freeze();
+        }
         let shown = device.add_lane(self.number, queue.stats().clone());
         self.queues.insert(queue);
         let lane = Lane { queue: id, depth, facts, shown };
         let (device, alone) = (device.clone(), tags.is_some());
-        self.hosted.push(Hosted { device, lane, alone, held, retiring: Retiring::No });
+        self.hosted.push(Hosted { device, lane, alone, held, before: None, retiring: Retiring::No });
         Ok(self.hosted.len() - 1)
     }
 
     fn retire(&mut self, device: &Arc<Device>, done: oneshot::Sender<bool>) {
         for hosted in self.hosted.iter_mut().filter(|hosted| Arc::ptr_eq(&hosted.device, device)) {
             hosted.retiring = Retiring::Closing;
+            // What a suspension held back is finished like the rest.
+            self.queues.touch(hosted.lane.queue).thaw(&mut self.ring);
             let turn = &mut Turn { ring: &mut self.ring, queues: &mut self.queues };
             self.fronts.close_lane(hosted.lane.queue, false, turn);
         }

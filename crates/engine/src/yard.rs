@@ -1,8 +1,11 @@
 //! What a process tells about its devices: [`Host`] as the control plane sees it.
 
+use crate::change::Change;
 use crate::control::{BoxFuture, ControlError, Counted, DeviceInfo, QueueInfo, Yard};
 use crate::device::Device;
 use crate::host::{Host, HostError};
+use crate::spec::StackSpec;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 impl Yard for Host {
@@ -26,13 +29,38 @@ impl Yard for Host {
         Some(Counted { uptime: device.uptime(), queues })
     }
 
+    fn change<'a>(&'a self, name: &'a str, change: Change) -> BoxFuture<'a, Result<(), ControlError>> {
+        Box::pin(async move { Host::change(self, name, change).await.map_err(refusal) })
+    }
+
     fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), ControlError>> {
-        Box::pin(async move {
-            self.remove_device(name).await.map_err(|error| match error {
-                HostError::NoDevice => ControlError::NotFound,
-                other => ControlError::Failed(other.to_string()),
-            })
-        })
+        Box::pin(async move { self.remove_device(name).await.map_err(refusal) })
+    }
+}
+
+/// What there is to say about what serves it: what its backend says, and what it was told to do by itself.
+fn facts(device: &Device) -> BTreeMap<String, String> {
+    let mut facts: BTreeMap<String, String> =
+        device.describe().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    if let StackSpec::File(spec) = device.stack() {
+        // With these, the names of /sys/block/loopN/loop are complete.
+        for (name, flag) in [("autoclear", spec.autoclear), ("partscan", spec.partscan)] {
+            facts.insert(name.to_owned(), u8::from(flag).to_string());
+        }
+        if spec.autosize {
+            facts.insert("autosize".to_owned(), "yes".to_owned());
+        }
+    }
+    if device.is_suspended() {
+        facts.insert("suspended".to_owned(), "yes: its requests are held back (blockyard resume)".to_owned());
+    }
+    facts
+}
+
+fn refusal(error: HostError) -> ControlError {
+    match error {
+        HostError::NoDevice => ControlError::NotFound,
+        other => ControlError::Failed(other.to_string()),
     }
 }
 
@@ -48,14 +76,14 @@ impl Host {
         });
         DeviceInfo {
             name: device.name().to_owned(),
-            stack: device.description().to_owned(),
+            stack: device.description(),
             layers: device.layers().iter().map(ToString::to_string).collect(),
             size: device.size().0,
             logical_block_size: device.limits().logical_block_size.0 as u32,
             read_only: device.read_only(),
             limits: device.limits().values().map(|(field, value)| (field.name.to_owned(), value)).collect(),
             exports: self.exports(device),
-            backend: device.describe().into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+            backend: facts(device),
             queues: queues.collect(),
             pid: std::process::id(),
             uptime_ms: device.uptime().as_millis() as u64,

@@ -3,6 +3,7 @@
 //! A front-end that is asked about a queue that it does not serve does nothing: closing a device asks all of them.
 
 use crate::{nbd, ublk};
+use block::Bytes;
 use queue::{Done, QueueId, Queues};
 use ring::{Event, KernelRing};
 
@@ -110,6 +111,12 @@ impl Fronts {
     /// Whether anybody is still there.
     pub fn is_open(&self, queue: QueueId) -> bool {
         self.nbd.is_open(queue) || self.ublk.is_open(queue)
+    }
+
+    /// The device behind this queue changed while its queue was frozen: what may be counted on, and its size.
+    /// Front-ends whose clients cannot ask for more than the kernel knows of need not be told.
+    pub fn refit_lane(&mut self, queue: QueueId, facts: nbd::DeviceFacts, size: Bytes) {
+        self.nbd.refit_lane(queue, facts, size);
     }
 
     /// See [`Front::drop_lane`].

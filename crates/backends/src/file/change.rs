@@ -18,13 +18,7 @@ impl File {
     /// written could not be stored; the file is served as before then.
     pub fn with_direct(&self, direct: Direct) -> Result<Arc<File>, OpenError> {
         let spec = FileSpec { direct, create: false, size: None, ..self.spec.clone() };
-        if !self.shared.facts.read_only
-            && let Err(error) = self.handle.sync_data()
-        {
-            // The kernel will not say so twice.
-            self.shared.fail_flushes();
-            return Err(OpenError::call("flushing", &spec, error));
-        }
+        self.sync()?;
         // What can be asked of a file depends on how it is open: it is looked at as one that is buffered.
         let changed = sys::set_direct(&self.handle, false)
             .map_err(|error| OpenError::call("switching", &spec, error))
@@ -32,6 +26,25 @@ impl File {
         changed.inspect_err(|_| {
             // It could before.
             let _ = self.reinstate();
+        })
+    }
+
+    /// Put what was written onto stable storage.
+    ///
+    /// # Errors
+    /// What could not be stored, now or by a flush before: writes fail from now on.
+    pub fn sync(&self) -> Result<(), OpenError> {
+        if self.shared.facts.read_only {
+            return Ok(());
+        }
+        if self.shared.flush_failed() {
+            let error = std::io::Error::from_raw_os_error(libc::EIO);
+            return Err(OpenError::call("flushing", &self.spec, error));
+        }
+        self.handle.sync_data().map_err(|error| {
+            // The kernel will not say so twice.
+            self.shared.fail_flushes();
+            OpenError::call("flushing", &self.spec, error)
         })
     }
 
@@ -60,7 +73,8 @@ impl File {
         Ok(self.copy_with(self.spec.clone(), self.measured()?))
     }
 
-    /// The device made so long: a limit is moved, and the file's length set, if it is a regular file.
+    /// The device made so long: a limit is moved, and a regular file made longer if need be. What shrinks is
+    /// [`cut`](File::cut) when nobody uses the end any more.
     ///
     /// # Errors
     /// [`OpenError`]: nothing has changed.
@@ -89,9 +103,26 @@ impl File {
             if facts.read_only {
                 return refused("it is read-only (set the file's size, then resize without one)".to_owned());
             }
-            self.handle.set_len(end).map_err(|error| OpenError::call("sizing", &spec, error))?;
+            if end > measured {
+                self.handle.set_len(end).map_err(|error| OpenError::call("sizing", &spec, error))?;
+            }
         }
         Ok(self.copy_with(spec, size))
+    }
+
+    /// Give back what lies behind the device's end, if all of the file is the device's.
+    ///
+    /// # Errors
+    /// The file cannot be made shorter.
+    pub fn cut(&self) -> Result<(), OpenError> {
+        let facts = &self.shared.facts;
+        let end = facts.start.0 + facts.size.0;
+        let call = |doing| move |error| OpenError::call(doing, &self.spec, error);
+        let keeps = facts.block_device || facts.read_only || self.spec.sizelimit.is_some();
+        if keeps || length(&self.handle).map_err(call("measuring"))? < end + u64::from(facts.block) {
+            return Ok(());
+        }
+        self.handle.set_len(end).map_err(call("sizing"))
     }
 
     /// Another file in the place of this one, of the same size, both read-only (as `LOOP_CHANGE_FD`).

@@ -1,7 +1,7 @@
 //! The client half: one request, one connection.
 
-use super::{ControlError, DeviceInfo, DeviceStats, Version};
-use http_body_util::{BodyExt, Empty};
+use super::{Change, ControlError, DeviceInfo, DeviceStats, Version};
+use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
@@ -100,6 +100,15 @@ impl ControlClient {
         self.ask(Method::DELETE, &format!("/devices/{name}")).await.map(|_| ())
     }
 
+    /// Changes a device while it is served. Takes as long as that does.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn change(&self, name: &str, change: &Change) -> Result<(), ClientError> {
+        let body = serde_json::to_vec(change).map_err(|why| self.broken(why))?;
+        self.send(Method::PATCH, &format!("/devices/{name}"), body).await.map(|_| ())
+    }
+
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         let answer = tokio::time::timeout(ANSWER_TIME, self.ask(Method::GET, path)).await;
         let body = answer.map_err(|_| ClientError::Timeout { path: self.socket.clone() })??;
@@ -111,6 +120,10 @@ impl ControlClient {
     }
 
     async fn ask(&self, method: Method, path: &str) -> Result<Bytes, ClientError> {
+        self.send(method, path, Vec::new()).await
+    }
+
+    async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes, ClientError> {
         let stream = UnixStream::connect(&self.socket)
             .await
             .map_err(|source| ClientError::Connect { path: self.socket.clone(), source })?;
@@ -119,7 +132,8 @@ impl ControlClient {
             .uri(path)
             .header(hyper::header::HOST, "blockyard")
             .header(hyper::header::CONNECTION, "close")
-            .body(Empty::<Bytes>::new())
+            .header(hyper::header::CONTENT_TYPE, "application/json")
+            .body(Full::<Bytes>::from(body))
             .map_err(|why| self.broken(why))?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await

@@ -5,6 +5,7 @@
 //! GET    /devices               all devices
 //! GET    /devices/NAME          one
 //! GET    /devices/NAME/stats    what it counted
+//! PATCH  /devices/NAME          change it while it is served: a `Change`
 //! DELETE /devices/NAME          drain, flush and remove it
 //! GET    /metrics               all of it for Prometheus
 //! ```
@@ -22,6 +23,7 @@ pub use client::{ClientError, ControlClient};
 pub use server::serve;
 pub use stats::{DeviceStats, Latency, OpStats, QueueFields};
 
+use crate::change::Change;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -142,6 +144,11 @@ pub trait Yard: Send + Sync + 'static {
 
     /// What one of them counted up to now.
     fn counted(&self, name: &str) -> Option<Counted>;
+
+    /// Changes it while it is served.
+    ///
+    /// The future ends when that is done, or with why nothing has changed.
+    fn change<'a>(&'a self, name: &'a str, change: Change) -> BoxFuture<'a, Result<(), ControlError>>;
 
     /// Closes its exports, drains and flushes it, and removes it.
     ///

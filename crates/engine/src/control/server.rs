@@ -1,6 +1,6 @@
 //! The server half: routes to a [`Yard`].
 
-use super::{ControlError, DeviceInfo, DeviceStats, Version, Yard, metrics};
+use super::{Change, ControlError, DeviceInfo, DeviceStats, Version, Yard, metrics};
 use axum::extract::{Path, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -32,7 +32,7 @@ fn routes(yard: Arc<dyn Yard>) -> Router {
         .route("/version", get(version))
         .route("/metrics", get(all_metrics))
         .route("/devices", get(devices))
-        .route("/devices/{name}", get(device).delete(delete))
+        .route("/devices/{name}", get(device).delete(delete).patch(change))
         .route("/devices/{name}/stats", get(stats))
         .fallback(|| async { error(StatusCode::NOT_FOUND, "there is nothing here (try /devices)") })
         .method_not_allowed_fallback(|| async {
@@ -60,6 +60,17 @@ async fn device(State(yard): Shared, Path(name): Path<String>) -> Result<Json<De
 async fn stats(State(yard): Shared, Path(name): Path<String>) -> Result<Json<DeviceStats>, ControlError> {
     let counted = yard.counted(&name).ok_or(ControlError::NotFound)?;
     Ok(Json(DeviceStats::new(&name, &counted)))
+}
+
+async fn change(
+    State(yard): Shared,
+    Path(name): Path<String>,
+    Json(change): Json<Change>,
+) -> Result<StatusCode, ControlError> {
+    // As with a deletion: once begun, it is finished.
+    let task = tokio::spawn(async move { yard.change(&name, change).await });
+    let done = task.await.unwrap_or_else(|why| Err(ControlError::Failed(why.to_string())));
+    done.map(|()| StatusCode::NO_CONTENT)
 }
 
 async fn delete(State(yard): Shared, Path(name): Path<String>) -> Result<StatusCode, ControlError> {

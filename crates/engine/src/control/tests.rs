@@ -51,6 +51,19 @@ impl Yard for Table {
         self.device(name).map(|_| counted())
     }
 
+    fn change<'a>(&'a self, name: &'a str, change: Change) -> BoxFuture<'a, Result<(), ControlError>> {
+        Box::pin(async move {
+            let mut devices = self.0.lock().unwrap();
+            let device = devices.iter_mut().find(|device| device.name == name);
+            let device = device.ok_or(ControlError::NotFound)?;
+            match change {
+                Change::Resize { size: Some(size), .. } => device.size = size,
+                other => return Err(ControlError::Failed(format!("{other:?} (not here)"))),
+            }
+            Ok(())
+        })
+    }
+
     fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), ControlError>> {
         Box::pin(async move {
             if name == "busy" {
@@ -77,6 +90,25 @@ fn with_server<F: Future<Output = ()>>(client: impl FnOnce(ControlClient) -> F) 
         client(ControlClient::new(&path)).await;
         drop(stop);
         server.await.unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_change_arrives_as_it_was_asked_for() {
+    with_server(|client| async move {
+        client.change("disk", &Change::Resize { size: Some(4096), shrink: true }).await.unwrap();
+        assert_eq!(client.device("disk").await.unwrap().size, 4096);
+        for change in [
+            Change::Direct(crate::spec::Direct::On),
+            Change::File("/a b".into()),
+            Change::Suspend { flush: true },
+            Change::Resume,
+        ] {
+            let why = client.change("disk", &change).await.unwrap_err().to_string();
+            assert_eq!(why, format!("{change:?} (not here)"));
+        }
+        let missing = client.change("absent", &Change::Resume).await.unwrap_err();
+        assert!(matches!(missing, ClientError::Refused(ControlError::NotFound)));
     });
 }
 

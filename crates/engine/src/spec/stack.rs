@@ -6,6 +6,7 @@ use super::null::{self, NullSpec};
 use super::{DeviceName, SpecError};
 use block::Bytes;
 use partition::Selector;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -29,7 +30,8 @@ pub enum StackSpec {
 }
 
 /// How a file is opened.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Direct {
     /// Direct where the file system offers it and it pays, else through the page cache.
     #[default]
@@ -61,6 +63,12 @@ pub struct FileSpec {
     pub share: bool,
     /// Only that partition of it.
     pub part: Option<Selector>,
+    /// The device grows by itself when the file does.
+    pub autosize: bool,
+    /// The device goes when its last client has.
+    pub autoclear: bool,
+    /// The kernel is to look for partitions, where the device is one of its own.
+    pub partscan: bool,
 }
 
 /// `ram:SIZE`.
@@ -131,17 +139,23 @@ fn block_size(options: &mut Options) -> Result<Option<u32>, SpecError> {
 }
 
 fn parse_file(what: &str, items: impl Iterator<Item = String>) -> Result<FileSpec, SpecError> {
-    const KNOWN: &[&str] =
-        &["direct", "offset", "sizelimit", "block", "ro", "size", "create", "share", "part", "partscan"];
+    const KNOWN: &[&str] = &[
+        "direct",
+        "offset",
+        "sizelimit",
+        "block",
+        "ro",
+        "size",
+        "create",
+        "share",
+        "part",
+        "autosize",
+        "autoclear",
+        "partscan",
+    ];
     let mut options = Options::new("file", KNOWN, items)?;
     if what.is_empty() {
         return Err(SpecError::new("file: has no path", "write file:PATH"));
-    }
-    if options.flag("partscan")? {
-        return Err(SpecError::new(
-            "partscan needs a kernel block device, which this build does not export",
-            "leave it out: an NBD client scans partitions itself",
-        ));
     }
     let mut file = FileSpec {
         path: PathBuf::from(what),
@@ -153,6 +167,9 @@ fn parse_file(what: &str, items: impl Iterator<Item = String>) -> Result<FileSpe
         create: None,
         share: options.flag("share")?,
         part: options.text("part")?.map(|text| parse_selector(&text)).transpose()?,
+        autosize: options.flag("autosize")?,
+        autoclear: options.flag("autoclear")?,
+        partscan: options.flag("partscan")?,
     };
     let size: Option<Bytes> = options.value("size", "10G")?;
     if !file.offset.is_aligned(512) {
@@ -266,10 +283,12 @@ impl fmt::Display for FileSpec {
             write!(f, ",size={size},create")?;
         }
         write_flag(f, self.share, "share")?;
-        match &self.part {
-            Some(part) => write!(f, ",part={}", Escaped(&part.to_string())),
-            None => Ok(()),
+        if let Some(part) = &self.part {
+            write!(f, ",part={}", Escaped(&part.to_string()))?;
         }
+        write_flag(f, self.autosize, "autosize")?;
+        write_flag(f, self.autoclear, "autoclear")?;
+        write_flag(f, self.partscan, "partscan")
     }
 }
 

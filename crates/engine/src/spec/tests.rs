@@ -75,7 +75,7 @@ fn what_is_refused_says_what_to_write() {
         ("file:x,size=1G", "size goes with create"),
         ("file:x,create", "create needs a size (write size=10G,create)"),
         ("file:x,size=1G,create,ro", "a file cannot be created read-only"),
-        ("file:x,partscan", "partscan needs a kernel block device"),
+        ("file:x,partscan=1", "option partscan takes no value"),
         ("file:x,", "there is nothing between two commas"),
         ("file:x,block=1M", "a block cannot be 1M bytes"),
         ("ram:1G,block=4096", "ram has no option \"block\" (ram has hugepages"),
@@ -210,8 +210,10 @@ fn any_file() -> impl Strategy<Value = StackSpec> {
         "[a-z, =]{1,12}".prop_map(Selector::Label),
         "[a-f0-9-]{1,36}".prop_map(Selector::Uuid),
     ]);
-    ("[a-z=:,/\\\\ .]{1,20}", direct, 0u64..512, size(), any_block(), any::<bool>(), any::<bool>(), part)
-        .prop_flat_map(move |(path, direct, offset, sizelimit, block, ro, share, part)| {
+    let flags = any::<[bool; 5]>();
+    ("[a-z=:,/\\\\ .]{1,20}", direct, 0u64..512, size(), any_block(), flags, part).prop_flat_map(
+        move |(path, direct, offset, sizelimit, block, flags, part)| {
+            let [ro, share, autosize, autoclear, partscan] = flags;
             let create = if ro { Just(None).boxed() } else { size().boxed() };
             create.prop_map(move |create| {
                 let offset = if create.is_some() { Bytes::ZERO } else { Bytes(offset * 512) };
@@ -226,9 +228,13 @@ fn any_file() -> impl Strategy<Value = StackSpec> {
                     create,
                     share,
                     part: part.clone(),
+                    autosize,
+                    autoclear,
+                    partscan,
                 })
             })
-        })
+        },
+    )
 }
 
 fn any_null() -> impl Strategy<Value = StackSpec> {

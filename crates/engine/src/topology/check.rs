@@ -30,7 +30,26 @@ impl Topology {
             }
             others.push(options);
         }
+        problems.extend(self.unscanned());
         problems
+    }
+
+    /// Devices that the kernel is to look for partitions on, and that are none of the kernel's.
+    fn unscanned(&self) -> Vec<Problem> {
+        let is_kernel =
+            |export: &ExportSpec| !matches!(export.kind, ExportKind::Default(_) | ExportKind::Nbd { .. });
+        let wants = |device: &&DeviceSpec| matches!(&device.stack, StackSpec::File(file) if file.partscan);
+        let of = |device: &DeviceSpec| {
+            let mut exports = self.exports.iter().filter(|export| export.device == device.name);
+            exports.any(is_kernel)
+        };
+        let lost = self.devices.iter().filter(wants).filter(|device| !of(device));
+        lost.map(|device| {
+            let why = "partscan needs a kernel block device, which no export of it is (leave it out: whoever \
+                       attaches the device scans it)";
+            Problem::new(device.line, format!("device.{}.stack", device.name), why.to_owned())
+        })
+        .collect()
     }
 
     /// What stands in the way of starting this: missing files, missing rights, two writers of one

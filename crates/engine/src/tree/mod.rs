@@ -19,7 +19,7 @@ pub(crate) use build::open;
 pub use part::PartError;
 
 use crate::device::DeviceError;
-use backends::Fact;
+use backends::{Fact, File, OpenError};
 use block::{LimitsError, Profile, Region};
 use exports::nbd::DeviceFacts;
 use layers::Layer;
@@ -60,9 +60,12 @@ impl Held {
 }
 
 enum Element {
-    Backend(Source),
+    Backend(Arc<Source>),
     Layer(Arc<dyn Layer<KernelRing>>, Vec<Tree>),
 }
+
+/// What is to become of a file that changes while it is served.
+pub(crate) type Remake = dyn Fn(&Arc<File>) -> Result<Arc<File>, OpenError> + Send;
 
 /// A backend, or a layer and what stands below it.
 pub(crate) struct Tree {
@@ -73,7 +76,7 @@ pub(crate) struct Tree {
 impl Tree {
     /// A tree of one leaf.
     fn leaf(source: Source) -> Tree {
-        Tree { profile: source.profile(), element: Element::Backend(source) }
+        Tree { profile: source.profile(), element: Element::Backend(Arc::new(source)) }
     }
 
     /// A layer over children, which are its own from here on.
@@ -87,6 +90,67 @@ impl Tree {
     /// What the whole is to whoever uses it.
     pub(crate) fn profile(&self) -> &Profile {
         &self.profile
+    }
+
+    /// The same as of now: a backend that was seen not to do something does not offer it any more.
+    pub(crate) fn current(&self) -> Profile {
+        match &self.element {
+            Element::Backend(source) => source.profile(),
+            Element::Layer(layer, below) => {
+                let profiles: Vec<Profile> = below.iter().map(Tree::current).collect();
+                // What fitted when it was opened fits with less.
+                layer.profile(&profiles).unwrap_or_else(|_| self.profile.clone())
+            }
+        }
+    }
+
+    /// The file that it ends in, if that is the only one.
+    pub(crate) fn only_file(&self) -> Option<&Arc<File>> {
+        let mut files = Vec::new();
+        self.files(&mut files);
+        match files[..] {
+            [file] => Some(file),
+            _ => None,
+        }
+    }
+
+    fn files<'a>(&'a self, into: &mut Vec<&'a Arc<File>>) {
+        if let Element::Backend(source) = &self.element
+            && let Source::File(file) = &**source
+        {
+            into.push(file);
+        }
+        self.children().iter().for_each(|child| child.files(into));
+    }
+
+    /// The same tree with every file replaced by what `remake` makes of it.
+    ///
+    /// # Errors
+    /// What `remake` refuses, and what the layers do not take.
+    pub(crate) fn with_file(&self, remake: &Remake) -> Result<Tree, DeviceError> {
+        match &self.element {
+            Element::Backend(source) => {
+                let source = match &**source {
+                    Source::File(file) => Arc::new(Source::File(remake(file)?)),
+                    _ => source.clone(),
+                };
+                Ok(Tree { profile: source.profile(), element: Element::Backend(source) })
+            }
+            Element::Layer(layer, below) => {
+                let below = below.iter().map(|child| child.with_file(remake)).collect::<Result<_, _>>()?;
+                Ok(Tree::over(layer.clone(), below)?)
+            }
+        }
+    }
+
+    /// Put what was written to its files onto stable storage.
+    ///
+    /// # Errors
+    /// What could not be stored: the file refuses writes from now on.
+    pub(crate) fn sync(&self) -> Result<(), OpenError> {
+        let mut files = Vec::new();
+        self.files(&mut files);
+        files.into_iter().try_for_each(|file| file.sync())
     }
 
     fn children(&self) -> &[Tree] {

@@ -17,7 +17,7 @@ mod outbox;
 mod reply;
 
 use crate::Turn;
-use block::{Data, Segment};
+use block::{Bytes, Data, Segment};
 use connection::{Connection, Input, Receiving};
 pub use connection::{HELD_MAX, UNANSWERED_MAX};
 use proto::nbd::extents::StatusQuery;
@@ -129,6 +129,17 @@ impl Front {
     /// Whether connections to the device behind this queue are served.
     pub fn has_lane(&self, queue: QueueId) -> bool {
         self.lanes.get(usize::from(queue.0)).is_some_and(Option::is_some)
+    }
+
+    /// The device behind this queue changed. Connections that there are may use what it has grown by at once;
+    /// their clients learn of it when they connect again.
+    pub fn refit_lane(&mut self, queue: QueueId, facts: DeviceFacts, size: Bytes) {
+        let Some(Some(lane)) = self.lanes.get_mut(usize::from(queue.0)) else { return };
+        debug_assert_eq!(lane.facts.lends, facts.lends, "memory was made for requests that wait");
+        lane.facts = facts;
+        for connection in self.connections.iter_mut().flatten().filter(|c| c.queue == queue) {
+            connection.session.size = size.0;
+        }
     }
 
     fn count_connection(&mut self, queue: QueueId, by: i32) {

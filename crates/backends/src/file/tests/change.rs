@@ -80,17 +80,21 @@ fn resizing_sets_the_length_of_a_file_and_never_cuts_behind_a_limit() {
     let file = buffered(&path);
     assert_eq!(file.resized(Bytes::mib(3)).unwrap().size(), Bytes::mib(3));
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 3 << 20);
-    assert_eq!(file.resized(Bytes::mib(2)).unwrap().size(), Bytes::mib(2));
+    let shorter = file.resized(Bytes::mib(2)).unwrap();
+    assert_eq!(shorter.size(), Bytes::mib(2));
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 3 << 20, "as long as someone may use the end");
+    shorter.cut().unwrap();
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 2 << 20);
     for (size, words) in [(1000, "give a multiple"), (0, "give a multiple"), (1 << 63, "give less")] {
         let why = file.resized(Bytes(size)).expect_err("refused").to_string();
         assert!(why.contains(words), "{why}");
     }
-    drop(file);
+    drop((file, shorter));
     let spec = FileSpec { sizelimit: Some(Bytes::mib(1)), direct: Direct::Off, ..FileSpec::new(&path) };
     let limited = File::open(&spec).unwrap();
     let shorter = limited.resized(Bytes(65536)).unwrap();
     assert_eq!((shorter.size(), fact(&shorter, "sizelimit")), (Bytes(65536), "65536".to_owned()));
+    shorter.cut().unwrap();
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 2 << 20, "what lies behind stays");
     assert_eq!(shorter.resized(Bytes::mib(4)).unwrap().size(), Bytes::mib(4));
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 4 << 20);

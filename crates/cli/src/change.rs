@@ -1,0 +1,53 @@
+//! `resize`, `set`, `suspend`, `resume`: changing a device while it is served.
+
+use crate::args::{ResizeArgs, ResumeArgs, SetArgs, SuspendArgs};
+use crate::failure::Failure;
+use crate::listing::{block_on, client_of, run_dir};
+use crate::progress::shown;
+use engine::change::Change;
+use engine::spec::{Bytes, Direct};
+use std::process::ExitCode;
+
+pub(crate) fn resize(args: &ResizeArgs) -> Result<ExitCode, Failure> {
+    let size = args.size.as_ref().map(|size| size.parse::<Bytes>()).transpose();
+    let size = size.map_err(|why| Failure::usage("resize", &args.name, why))?;
+    change("resize", &args.name, &Change::Resize { size: size.map(|size| size.0), shrink: args.shrink })
+}
+
+pub(crate) fn set(args: &SetArgs) -> Result<ExitCode, Failure> {
+    let usage = |why: String| Failure::usage("set", &args.name, why);
+    let wanted = match args.change.split_once('=') {
+        Some(("direct", "on")) => Change::Direct(Direct::On),
+        Some(("direct", "off")) => Change::Direct(Direct::Off),
+        Some(("direct", "auto")) => Change::Direct(Direct::Auto),
+        Some(("direct", other)) => {
+            return Err(usage(format!("direct cannot be \"{other}\" (write on, off or auto)")));
+        }
+        Some(("file", path)) if !path.is_empty() => {
+            let path = std::path::absolute(path).map_err(|why| Failure::new("set", &args.name, why))?;
+            Change::File(path)
+        }
+        _ => {
+            let why =
+                format!("\"{}\" cannot be changed (there are direct=on|off|auto and file=PATH)", args.change);
+            return Err(usage(why));
+        }
+    };
+    change("set", &args.name, &wanted)
+}
+
+pub(crate) fn suspend(args: &SuspendArgs) -> Result<ExitCode, Failure> {
+    change("suspend", &args.name, &Change::Suspend { flush: !args.noflush })
+}
+
+pub(crate) fn resume(args: &ResumeArgs) -> Result<ExitCode, Failure> {
+    change("resume", &args.name, &Change::Resume)
+}
+
+fn change(what: &str, name: &str, change: &Change) -> Result<ExitCode, Failure> {
+    let run = run_dir(what)?;
+    let client = client_of(&run, what, name)?;
+    let done = block_on(what, shown(&format!("draining {name}"), client.change(name, change)))?;
+    done.map_err(|why| Failure::new(what, name, why))?;
+    Ok(ExitCode::SUCCESS)
+}

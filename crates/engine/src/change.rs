@@ -1,0 +1,289 @@
+//! Changing a device while it is served: size, direct I/O, backing file; suspending and resuming it
+//! ([ADR 14](../../../docs/adr/0014-live-change.md)).
+//!
+//! Runs on the control plane. A change freezes the device's hardware queues on all reactors, waits until
+//! nothing is under way, makes the new shared parts, has every queue swap its stack, and thaws them. Requests
+//! that came meanwhile waited; they are carried out in the order in which they came, by the new stack.
+//!
+//! *Invariant:* one change of a device at a time, and none while it is removed. *Invariant:* a change that
+//! fails at any step leaves the device as it was, serving.
+
+use crate::device::{Device, DeviceError, Form};
+use crate::host::{Host, HostError};
+use crate::reactor::Step;
+use crate::spec::{Bytes, Direct, StackSpec};
+use crate::tree::{Remake, Tree};
+use backends::{Backend, File};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// How long requests that are under way may take to end before a change is given up.
+const DRAIN_TIME: Duration = Duration::from_secs(30);
+
+/// What to change.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Change {
+    /// Read and write past the page cache, or through it.
+    Direct(Direct),
+    /// Another file of the same size behind a read-only device. An absolute path.
+    File(PathBuf),
+    /// Another size.
+    Resize {
+        /// In bytes; `None`: what the file has now.
+        size: Option<u64>,
+        /// It may become smaller.
+        shrink: bool,
+    },
+    /// Hold requests back until it is resumed.
+    Suspend {
+        /// First let those under way end, and put everything onto stable storage.
+        flush: bool,
+    },
+    /// Carry out what was held back, and go on.
+    Resume,
+}
+
+/// Why a device is not changed.
+#[derive(Debug, thiserror::Error)]
+pub enum ChangeError {
+    /// Nothing of that can be changed about it.
+    #[error("it is {0}, and only a device on one file can be changed so")]
+    NotOneFile(String),
+    /// Its layers make another size of that of its file.
+    #[error("its size is not that of its file (resize the file, then resize without a size)")]
+    OtherSize,
+    /// It would lose its end.
+    #[error("it would shrink from {from} to {to}, and what lies behind would be gone (add --shrink)")]
+    Shrinks {
+        /// What it holds now.
+        from: Bytes,
+        /// What it would hold.
+        to: Bytes,
+    },
+    /// Requests that are under way do not end.
+    #[error(
+        "requests that are under way did not end within {} s: it goes on as it was (look at its backend)",
+        DRAIN_TIME.as_secs()
+    )]
+    NotDrained,
+}
+
+impl Host {
+    /// Change a device while it is served.
+    ///
+    /// # Errors
+    /// [`HostError::NoDevice`], [`HostError::Change`], and what the file or an I/O thread refuses: it is served as
+    /// before then. When an export could not be told of a new size, the size is changed nevertheless.
+    pub async fn change(&self, name: &str, change: Change) -> Result<(), HostError> {
+        let device = self.device(name).ok_or(HostError::NoDevice)?;
+        let _turn = device.turn.lock().await;
+        // It may have been removed meanwhile.
+        if !self.device(name).is_some_and(|now| Arc::ptr_eq(&now, &device)) {
+            return Err(HostError::NoDevice);
+        }
+        match change {
+            Change::Direct(direct) => {
+                let wanted = backend_direct(direct);
+                self.remake(&device, Box::new(move |file| file.with_direct(wanted))).await
+            }
+            Change::File(path) => {
+                self.remake(&device, Box::new(move |file| file.replaced(path.clone()))).await
+            }
+            Change::Resize { size, shrink } => self.resize(&device, size.map(Bytes), shrink).await,
+            Change::Suspend { flush } => self.suspend(&device, flush).await,
+            Change::Resume => {
+                self.resume(&device);
+                Ok(())
+            }
+        }
+    }
+
+    /// How much longer the device would be if it were measured again; `None` when it would not be.
+    pub(crate) fn growth(&self, device: &Device) -> Option<Bytes> {
+        let form = device.form();
+        let file = form.tree.only_file()?;
+        let measured = file.measured().ok()?;
+        (measured > file.size()).then_some(measured)
+    }
+
+    async fn resize(&self, device: &Arc<Device>, size: Option<Bytes>, shrink: bool) -> Result<(), HostError> {
+        let form = device.form();
+        let file = only_file(&form)?;
+        let whole = file.size() == device.size();
+        if size.is_some() && !whole {
+            return Err(ChangeError::OtherSize.into());
+        }
+        let from = file.size();
+        let to = match size {
+            Some(size) => size,
+            None => file.measured().map_err(DeviceError::from)?,
+        };
+        if to < from && !shrink {
+            return Err(ChangeError::Shrinks { from, to }.into());
+        }
+        if to < from && whole {
+            // Nobody may know of blocks that are not there any more.
+            self.tell_size(device, to).await?;
+        }
+        let remake: Box<Remake> = match size {
+            Some(size) => Box::new(move |file| file.resized(size)),
+            None => Box::new(|file| file.remeasured()),
+        };
+        let before = device.size();
+        let remade = self.remake(device, remake).await;
+        let now = device.size();
+        if remade.is_ok() && to < from {
+            let form = device.form();
+            off_the_runtime(move || Ok(only_file(&form).map_or(Ok(()), |file| file.cut())?)).await?;
+        }
+        if now > before || remade.is_err() && to < from && whole {
+            return remade.and(self.tell_size(device, now).await);
+        }
+        remade
+    }
+
+    /// Carry out what a suspension held back.
+    pub(crate) fn resume(&self, device: &Arc<Device>) {
+        device.set_suspended(false);
+        self.settle(device, true);
+    }
+
+    async fn suspend(&self, device: &Arc<Device>, flush: bool) -> Result<(), HostError> {
+        let was = device.is_suspended();
+        device.set_suspended(true);
+        let drained = self.freeze(device);
+        if !flush {
+            return Ok(());
+        }
+        let result = match drained.wait().await {
+            Ok(()) => {
+                let form = device.form();
+                off_the_runtime(move || form.tree.sync().map_err(DeviceError::from)).await
+            }
+            Err(error) => Err(error),
+        };
+        if result.is_err() && !was {
+            self.resume(device);
+        }
+        result
+    }
+
+    /// Freeze, drain, swap, thaw.
+    async fn remake(&self, device: &Arc<Device>, remake: Box<Remake>) -> Result<(), HostError> {
+        let before = device.form();
+        only_file(&before)?;
+        device.set_changing(true);
+        let result = self.remake_frozen(device, &before, remake).await;
+        if result.is_err() {
+            // What shares the open file may have switched it.
+            if let Some(file) = before.tree.only_file() {
+                let _ = file.reinstate();
+            }
+            device.set_form(before);
+        }
+        device.set_changing(false);
+        self.settle(device, result.is_ok());
+        result
+    }
+
+    async fn remake_frozen(
+        &self,
+        device: &Arc<Device>,
+        before: &Arc<Form>,
+        remake: Box<Remake>,
+    ) -> Result<(), HostError> {
+        self.freeze(device).wait().await?;
+        let form = before.clone();
+        let form = off_the_runtime(move || remade(&form, &remake)).await?;
+        device.set_form(Arc::new(form));
+        let answers = self.step_all(device, Step::Swap);
+        let mut result = Ok(());
+        for answer in answers {
+            // A reactor that is gone has no queue of it.
+            result = result.and(answer.await.unwrap_or(Ok(())));
+        }
+        Ok(result?)
+    }
+
+    fn freeze(&self, device: &Arc<Device>) -> Drained {
+        Drained(self.step_all(device, Step::Freeze))
+    }
+
+    fn settle(&self, device: &Arc<Device>, keep: bool) {
+        for reactor in self.reactors() {
+            reactor.step(device.clone(), Step::Settle { keep });
+        }
+    }
+
+    fn step_all<T>(
+        &self,
+        device: &Arc<Device>,
+        step: impl Fn(oneshot::Sender<T>) -> Step,
+    ) -> Vec<oneshot::Receiver<T>> {
+        let ask = |reactor: &crate::reactor::Reactor| {
+            let (done, is_done) = oneshot::channel();
+            reactor.step(device.clone(), step(done));
+            is_done
+        };
+        self.reactors().iter().map(ask).collect()
+    }
+}
+
+/// Reactors that were told to freeze a device.
+struct Drained(Vec<oneshot::Receiver<()>>);
+
+impl Drained {
+    async fn wait(self) -> Result<(), HostError> {
+        let all = async {
+            for drained in self.0 {
+                // A reactor that is gone has nothing under way.
+                let _ = drained.await;
+            }
+        };
+        tokio::time::timeout(DRAIN_TIME, all).await.map_err(|_| ChangeError::NotDrained.into())
+    }
+}
+
+/// Run what may wait for a disk beside the control plane.
+async fn off_the_runtime<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, DeviceError> + Send + 'static,
+) -> Result<T, HostError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => Ok(result?),
+        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+    }
+}
+
+fn only_file(form: &Form) -> Result<&Arc<File>, ChangeError> {
+    form.tree.only_file().ok_or_else(|| ChangeError::NotOneFile(form.stack.to_string()))
+}
+
+/// The device as it will be, and as it would be typed then.
+fn remade(form: &Form, remake: &Remake) -> Result<Form, DeviceError> {
+    let tree: Tree = form.tree.with_file(remake)?;
+    let mut stack = form.stack.clone();
+    if let (StackSpec::File(spec), Some(file)) = (&mut stack, tree.only_file()) {
+        let now = file.spec();
+        spec.path.clone_from(&now.path);
+        spec.sizelimit = now.sizelimit;
+        spec.create = None;
+        spec.direct = match now.direct {
+            backends::Direct::Auto => Direct::Auto,
+            backends::Direct::On => Direct::On,
+            backends::Direct::Off => Direct::Off,
+        };
+    }
+    Ok(Form { stack, tree })
+}
+
+fn backend_direct(direct: Direct) -> backends::Direct {
+    match direct {
+        Direct::Auto => backends::Direct::Auto,
+        Direct::On => backends::Direct::On,
+        Direct::Off => backends::Direct::Off,
+    }
+}

@@ -1,0 +1,140 @@
+//! Live change on one reactor: freeze, drain, swap, thaw ([ADR 14](../../../../docs/adr/0014-live-change.md)).
+//!
+//! The control plane drives it, one change of a device at a time, and goes to the next step only when all
+//! reactors have answered for the one before. While a device changes, nothing of it moves on any thread.
+//!
+//! *Invariant:* the stack that was there before a swap is kept until the change is settled, so that a thread
+//! on which the swap fails can make all of them go back.
+
+use super::{Mail, State};
+use crate::device::{Device, DeviceError, Held, Mounted};
+use exports::nbd::DeviceFacts;
+use queue::Stack;
+use ring::KernelRing;
+use std::sync::Arc;
+use tokio::sync::oneshot;
+
+/// A step of a live change, by mail.
+pub(crate) enum Step {
+    /// Hold back requests from now on; the answer comes when none is under way.
+    Freeze(oneshot::Sender<()>),
+    /// Make the queue's stack anew, as the device is now.
+    Swap(oneshot::Sender<Result<(), DeviceError>>),
+    /// The change is over: keep what was swapped in, or go back. Unless the device is suspended, what was
+    /// held back goes on.
+    Settle {
+        /// Keep it.
+        keep: bool,
+    },
+}
+
+/// What of changes is under way on a reactor.
+#[derive(Default)]
+pub(super) struct Live {
+    /// Who waits for all queues of a device to be drained.
+    draining: Vec<(Arc<Device>, oneshot::Sender<()>)>,
+    /// New clients of devices that are being changed.
+    pub(super) late: Vec<Mail>,
+}
+
+/// What a queue had before a change.
+pub(super) struct Before {
+    stack: Stack<KernelRing>,
+    held: Held,
+    facts: DeviceFacts,
+}
+
+impl State {
+    pub(super) fn step(&mut self, device: &Arc<Device>, step: Step) {
+        match step {
+            Step::Freeze(drained) => {
+                for hosted in self.hosted.iter().filter(|hosted| Arc::ptr_eq(&hosted.device, device)) {
+                    self.queues.touch(hosted.lane.queue).freeze();
+                }
+                self.live.draining.push((device.clone(), drained));
+            }
+            Step::Swap(done) => {
+                let result = self.positions(device).try_for_each(|position| self.swap(position));
+                // Who hangs up meanwhile is the end of the process.
+                let _ = done.send(result);
+            }
+            Step::Settle { keep } => {
+                self.live.draining.retain(|(other, _)| !Arc::ptr_eq(other, device));
+                self.positions(device).for_each(|position| self.settle(position, keep));
+                for mail in std::mem::take(&mut self.live.late) {
+                    match self.is_early(&mail) {
+                        true => self.live.late.push(mail),
+                        false => self.take(mail),
+                    }
+                }
+            }
+        }
+    }
+
+    fn positions(&self, device: &Arc<Device>) -> impl Iterator<Item = usize> + use<> {
+        let of_it = |&position: &usize| Arc::ptr_eq(&self.hosted[position].device, device);
+        (0..self.hosted.len()).filter(of_it).collect::<Vec<_>>().into_iter()
+    }
+
+    /// A new client of a device that is being changed waits until that is over.
+    pub(super) fn is_early(&self, mail: &Mail) -> bool {
+        match mail {
+            Mail::Attach(device, _) | Mail::AttachAlone(device, _, _) => device.is_changing(),
+            _ => false,
+        }
+    }
+
+    /// Tell those who wait for devices to be drained of those that are.
+    pub(super) fn tell_drained(&mut self) {
+        if self.live.draining.is_empty() {
+            return;
+        }
+        let (hosted, queues) = (&self.hosted, &mut self.queues);
+        let mut is_drained = |device: &Arc<Device>| {
+            let mut of_it = hosted.iter().filter(|hosted| Arc::ptr_eq(&hosted.device, device));
+            of_it.all(|hosted| queues.get_mut(hosted.lane.queue).is_drained())
+        };
+        for (_, drained) in self.live.draining.extract_if(.., |(device, _)| is_drained(device)) {
+            // Who does not wait any more has given the change up.
+            let _ = drained.send(());
+        }
+    }
+
+    fn swap(&mut self, position: usize) -> Result<(), DeviceError> {
+        let hosted = &mut self.hosted[position];
+        let Mounted { stack, facts, held } = hosted.device.mount(&mut self.ring, hosted.lane.depth)?;
+        match self.queues.get_mut(hosted.lane.queue).replace(stack) {
+            Ok(stack) => {
+                let held = std::mem::replace(&mut hosted.held, held);
+                let facts = std::mem::replace(&mut hosted.lane.facts, facts);
+                hosted.before = Some(Before { stack, held, facts });
+                Ok(())
+            }
+            Err(error) => {
+                held.release(&mut self.ring);
+                Err(error.into())
+            }
+        }
+    }
+
+    fn settle(&mut self, position: usize, keep: bool) {
+        let hosted = &mut self.hosted[position];
+        let id = hosted.lane.queue;
+        if let Some(before) = hosted.before.take() {
+            let held = if keep {
+                before.held
+            } else {
+                let back = self.queues.get_mut(id).replace(before.stack);
+                debug_assert!(back.is_ok(), "it fitted before");
+                hosted.lane.facts = before.facts;
+                std::mem::replace(&mut hosted.held, before.held)
+            };
+            held.release(&mut self.ring);
+        }
+        let (facts, size) = (hosted.lane.facts, hosted.device.size());
+        self.fronts.refit_lane(id, facts, size);
+        if !hosted.device.is_suspended() {
+            self.queues.touch(id).thaw(&mut self.ring);
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Devices changed while they are served: nothing is lost, nothing reordered across a flush, and a change
+//! that fails leaves everything as it was.
+
+use blockyard_tests::on_both_engines;
+use blockyard_tests::peer::Peer;
+use blockyard_tests::server::{Engine, Sandbox, noise};
+use blockyard_tests::tools::{PATIENCE, command, missing, run_within, skip, until};
+use proto::nbd::CommandFlags;
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+
+on_both_engines!(
+    direct_io_is_switched_under_verified_load,
+    a_device_grows_with_its_file_and_on_request,
+    a_suspended_device_holds_back_what_a_resumed_one_carries_out,
+);
+
+fn show(sandbox: &Sandbox) -> Value {
+    serde_json::from_str(&sandbox.run(&["show", "disk", "--json"]).ok()).expect("show prints JSON")
+}
+
+fn fact<'a>(shown: &'a Value, name: &str) -> &'a str {
+    shown["backend"][name].as_str().unwrap_or_default()
+}
+
+fn set_len(path: &Path, len: u64) {
+    fs::File::options().write(true).open(path).and_then(|file| file.set_len(len)).expect("the file is ours");
+}
+
+fn direct_io_is_switched_under_verified_load(engine: Engine) {
+    if missing(&["fio"]) {
+        return;
+    }
+    let sandbox = Sandbox::new(engine);
+    let image = sandbox.image("disk.img", 64 * MIB);
+    let server = sandbox.serve(&format!("file:{},direct=off", image.display()), &["--queues", "2"]);
+    let first = sandbox.run(&["set", "disk", "direct=on"]);
+    if !first.status.success() {
+        return skip(first.stderr.trim());
+    }
+    let job = [
+        "fio",
+        "--name=switch",
+        "--ioengine=nbd",
+        "--rw=randrw",
+        "--bsrange=512-64k",
+        "--bs_unaligned=0",
+        "--size=64m",
+        "--io_size=96m",
+        "--iodepth=16",
+        "--numjobs=1",
+        "--verify=crc32c",
+        "--verify_fatal=1",
+        "--fsync=64",
+        "--randrepeat=0",
+        "--do_verify=1",
+        "--verify_backlog=256",
+        "--output-format=terse",
+    ];
+    let uri = format!("--uri={}", server.uri());
+    let done = AtomicBool::new(false);
+    let switches = std::thread::scope(|scope| {
+        let switcher = scope.spawn(|| {
+            let mut count = 0;
+            while !done.load(Relaxed) {
+                let word = ["direct=off", "direct=on"][count % 2];
+                sandbox.run(&["set", "disk", word]).ok();
+                count += 1;
+            }
+            count
+        });
+        let mut fio = command(&job);
+        let outcome = run_within(fio.arg(&uri).current_dir(sandbox.path("")), Duration::from_secs(60));
+        done.store(true, Relaxed);
+        outcome.ok();
+        switcher.join().expect("every switch went well")
+    });
+    assert!(switches > 5, "only {switches} switches while fio ran");
+}
+
+fn a_device_grows_with_its_file_and_on_request(engine: Engine) {
+    let sandbox = Sandbox::new(engine);
+    let image = sandbox.image("disk.img", MIB);
+    let server = sandbox.serve(&format!("file:{}", image.display()), &[]);
+    let mut early = Peer::connect(&server.socket(), "disk");
+    set_len(&image, 2 * MIB);
+    assert_eq!(Peer::connect(&server.socket(), "disk").session.size, MIB, "LOOP-4: not by itself");
+    sandbox.run(&["resize", "disk"]).ok();
+    assert_eq!(Peer::connect(&server.socket(), "disk").session.size, 2 * MIB);
+    sandbox.run(&["resize", "disk", "3M"]).ok();
+    assert_eq!(fs::metadata(&image).unwrap().len(), 3 * MIB);
+    assert_eq!(show(&sandbox)["size"], 3 * MIB);
+    // A connection from before may use it as well, if its client learns of it otherwise.
+    early.session.size = 3 * MIB;
+    let data = noise(1, 4096);
+    early.write(3 * MIB - 4096, &data, CommandFlags::NONE).expect("it is there");
+    let why = sandbox.run(&["resize", "disk", "1M"]).failed_with(1);
+    assert!(why.contains("from 3M to 1M") && why.contains("add --shrink"), "{why}");
+    sandbox.run(&["resize", "disk", "1M", "--shrink"]).ok();
+    assert_eq!(fs::metadata(&image).unwrap().len(), MIB);
+    assert!(early.write(2 * MIB, &data, CommandFlags::NONE).is_err(), "past the new end");
+    assert_eq!(fs::metadata(&image).unwrap().len(), MIB, "and the file has not grown by it");
+    early.write(MIB - 4096, &data, CommandFlags::NONE).expect("what is left is served");
+    set_len(&image, MIB / 2);
+    let why = sandbox.run(&["resize", "disk"]).failed_with(1);
+    assert!(why.contains("add --shrink"), "{why}");
+}
+
+fn a_suspended_device_holds_back_what_a_resumed_one_carries_out(engine: Engine) {
+    let sandbox = Sandbox::new(engine);
+    let image = sandbox.image("disk.img", MIB);
+    let server = sandbox.serve(&format!("file:{}", image.display()), &["--queues", "1"]);
+    let mut peer = Peer::connect(&server.socket(), "disk");
+    let data = noise(2, 8192);
+    peer.write(0, &data, CommandFlags::NONE).expect("it is served");
+    for flags in [&["suspend", "disk"][..], &["suspend", "disk", "--noflush"]] {
+        sandbox.run(flags).ok();
+        sandbox.run(flags).ok();
+        assert!(fact(&show(&sandbox), "suspended").starts_with("yes"));
+        let socket = server.socket();
+        let reader = std::thread::spawn(move || {
+            let mut late = Peer::connect(&socket, "disk");
+            (late.read(0, 8192), Instant::now())
+        });
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(!reader.is_finished(), "it waits");
+        let resumed = Instant::now();
+        sandbox.run(&["resume", "disk"]).ok();
+        let (read, at) = reader.join().expect("it is answered");
+        assert_eq!(read.expect("it is read"), data);
+        assert!(at > resumed);
+        assert_eq!(fact(&show(&sandbox), "suspended"), "");
+    }
+    // One that is suspended can be changed, and taken away.
+    sandbox.run(&["suspend", "disk"]).ok();
+    set_len(&image, 2 * MIB);
+    sandbox.run(&["resize", "disk"]).ok();
+    assert!(fact(&show(&sandbox), "suspended").starts_with("yes"));
+    let mut server = server;
+    sandbox.run(&["del", "disk"]).ok();
+    assert!(server.wait().success());
+}
+
+#[test]
+fn loop_change_fd_another_file_of_the_same_size_takes_the_place_of_a_read_only_one() {
+    let sandbox = Sandbox::default();
+    let (one, two) = (sandbox.noise("one.img", 1 << 20), sandbox.path("two.img"));
+    let other = noise(77, 1 << 20);
+    fs::write(&two, &other).unwrap();
+    let server = sandbox.serve(&format!("file:{},ro", one.display()), &[]);
+    let mut peer = Peer::connect(&server.socket(), "disk");
+    assert_ne!(peer.read(4096, 4096).unwrap(), other[4096..8192]);
+    sandbox.run(&["set", "disk", "file=two.img"]).ok();
+    assert_eq!(peer.read(4096, 4096).unwrap(), other[4096..8192], "the client that was there sees it too");
+    let shown = show(&sandbox);
+    assert_eq!(fact(&shown, "backing_file"), two.canonicalize().unwrap().to_string_lossy());
+    assert!(shown["stack"].as_str().unwrap().contains("two.img"), "{shown}");
+    let short = sandbox.noise("short.img", 1 << 19);
+    for (file, words) in
+        [(short.as_path(), "give a file of the same size"), (Path::new("absent"), "opening ")]
+    {
+        let why = sandbox.run(&["set", "disk", &format!("file={}", file.display())]).failed_with(1);
+        assert!(why.contains(words), "{why}");
+        assert_eq!(peer.read(4096, 4096).unwrap(), other[4096..8192], "as it was");
+    }
+    // The first file is let go of.
+    let second = sandbox.run(&["add", &format!("file:{}", one.display()), "--name", "again"]);
+    second.ok();
+    sandbox.run(&["del", "again"]).ok();
+}
+
+#[test]
+fn a_change_that_cannot_be_says_why_and_changes_nothing() {
+    let sandbox = Sandbox::default();
+    let image = sandbox.image("disk.img", MIB);
+    let server = sandbox.serve(&format!("file:{},offset=512", image.display()), &[]);
+    for (words, code, expected) in [
+        (&["set", "disk", "direct=maybe"][..], 2, "direct cannot be \"maybe\" (write on, off or auto)"),
+        (&["set", "disk", "depth=3"], 2, "\"depth=3\" cannot be changed"),
+        (&["set", "disk", "file=other.img"], 1, "only a device with ro changes its file"),
+        (&["resize", "disk", "1100000"], 1, "give a multiple"),
+        (&["resize", "disk", "x"], 2, "is not a size"),
+        (&["resize", "absent"], 1, "there is no such device"),
+        (&["suspend", "absent"], 1, "there is no such device"),
+        (&["resume", "absent"], 1, "there is no such device"),
+    ] {
+        let why = sandbox.run(words).failed_with(code);
+        assert!(why.starts_with("blockyard: ") && why.contains(expected), "{words:?}: {why}");
+    }
+    assert_eq!(show(&sandbox)["size"], MIB - 512);
+    drop(server);
+    let server = sandbox.serve("ram:1M", &[]);
+    for words in [&["set", "disk", "direct=on"][..], &["resize", "disk"], &["resize", "disk", "2M"]] {
+        let why = sandbox.run(words).failed_with(1);
+        assert!(why.contains("it is ram:1M, and only a device on one file"), "{why}");
+    }
+    drop(server);
+}
+
+#[test]
+fn autosize_follows_the_files_growth() {
+    let sandbox = Sandbox::default();
+    let image = sandbox.image("disk.img", MIB);
+    let server = sandbox.serve(&format!("file:{},autosize", image.display()), &[]);
+    set_len(&image, 5 * MIB);
+    let grown = until(PATIENCE, || (show(&sandbox)["size"] == 5 * MIB).then_some(()));
+    assert!(grown.is_some(), "{}", server.log());
+    set_len(&image, MIB);
+    std::thread::sleep(Duration::from_millis(600));
+    assert_eq!(show(&sandbox)["size"], 5 * MIB, "it does not shrink by itself");
+}
+
+#[test]
+fn loop_14_autoclear_takes_the_device_away_with_its_last_client() {
+    let sandbox = Sandbox::default();
+    let image = sandbox.image("disk.img", MIB);
+    let mut server = sandbox.serve(&format!("file:{},autoclear", image.display()), &[]);
+    std::thread::sleep(Duration::from_millis(600));
+    assert!(server.is_running(), "it waits for its first client");
+    let (one, two) = (Peer::connect(&server.socket(), "disk"), Peer::connect(&server.socket(), "disk"));
+    std::thread::sleep(Duration::from_millis(600));
+    one.disconnect();
+    std::thread::sleep(Duration::from_millis(600));
+    assert!(server.is_running(), "one is left");
+    two.disconnect();
+    assert!(server.wait().success());
+}
