@@ -14,8 +14,22 @@ fn options(sandbox: &Sandbox, command: &str) -> Vec<String> {
     words.filter(|word| word.starts_with("--")).map(|word| word.trim_end_matches(',').to_owned()).collect()
 }
 
-const COMMANDS: [&str; 10] =
-    ["serve", "add", "up", "check", "list", "show", "del", "stat", "completions", "man"];
+const COMMANDS: [&str; 14] = [
+    "serve",
+    "add",
+    "up",
+    "check",
+    "list",
+    "show",
+    "del",
+    "resize",
+    "set",
+    "suspend",
+    "resume",
+    "stat",
+    "completions",
+    "man",
+];
 
 /// Text as roff writes it, where a plain `-` would become a hyphen.
 fn roff(text: &str) -> String {
