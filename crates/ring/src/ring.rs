@@ -290,6 +290,13 @@ impl KernelRing {
         }
     }
 
+    /// Ask for the end of a command that its driver may keep for ever. It still ends once, as the driver has it.
+    pub fn cancel_command(&mut self, token: Token) {
+        if let Engine::Uring(uring) = &mut *self.engine {
+            uring.cancel_command(token);
+        }
+    }
+
     #[inline]
     fn start_op(
         &mut self,

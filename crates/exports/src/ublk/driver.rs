@@ -9,10 +9,21 @@ use ring::{KernelRing, Token};
 /// A place in a ring's table of registered buffers where the driver puts the memory of requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KernelBuffers {
-    /// The region that names it: entry `n` from its first starts `n <<` [`ring::KERNEL_BUFFER_SHIFT`] bytes in.
+    /// The region that names them.
     pub region: Region,
+    /// Where in it the first one starts, in bytes. The others follow, [`ring::KERNEL_BUFFER_SHIFT`] apart.
+    pub base: u64,
     /// The number of its first entry in the table.
     pub first: u16,
+}
+
+/// What a lane has of a ring for as long as it lasts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LaneMemory {
+    /// Memory of our own. The segment tells where it starts; it may be longer than a segment can say.
+    Buffers(Segment),
+    /// Places for the memory of requests.
+    Kernel(KernelBuffers),
 }
 
 /// A ring, and behind it the driver whose character device is one of its files.
@@ -20,6 +31,9 @@ pub trait Driver: Ring {
     /// Hand a command to the driver. `op` is its number, `address` what the entry carries beside it. It ends under
     /// `token`.
     fn command(&mut self, token: Token, file: FileId, op: u32, command: IoCommand, address: u64);
+
+    /// Take back a command that the driver has and that may never end by itself. It ends all the same, once.
+    fn withdraw(&mut self, token: Token);
 
     /// Start copying between our memory and a request's, through the character device. It ends under `token`.
     ///
@@ -30,24 +44,25 @@ pub trait Driver: Ring {
     /// Where the driver finds a segment.
     fn address(&self, segment: Segment) -> u64;
 
-    /// A region of our own memory of that length, not taken from what [`allocate`](Ring::allocate) gives: address
+    /// Memory of our own of that length, not taken from what [`allocate`](Ring::allocate) gives: address
     /// space until it is written to. `None`: it cannot be had.
-    fn reserve(&mut self, len: u64) -> Option<Region>;
-
-    /// Give back what [`reserve`](Driver::reserve) gave. Nothing may be under way with it.
-    fn unreserve(&mut self, region: Region);
+    fn reserve(&mut self, len: u64) -> Option<LaneMemory>;
 
     /// Places for the memory of `count` requests. `None`: the kernel has no such table, or it is full.
-    fn reserve_kernel_buffers(&mut self, count: u16) -> Option<KernelBuffers>;
+    fn reserve_kernel_buffers(&mut self, count: u16) -> Option<LaneMemory>;
 
-    /// Give them back. Nothing may be under way with them.
-    fn unreserve_kernel_buffers(&mut self, buffers: KernelBuffers);
+    /// Give either back. Nothing may be under way with it.
+    fn unreserve(&mut self, memory: LaneMemory);
 }
 
 impl Driver for KernelRing {
     #[inline]
     fn command(&mut self, token: Token, file: FileId, op: u32, command: IoCommand, address: u64) {
         self.command_at(token, file, op, zerocopy::transmute!(command), address);
+    }
+
+    fn withdraw(&mut self, token: Token) {
+        self.cancel_command(token);
     }
 
     #[inline]
@@ -60,20 +75,21 @@ impl Driver for KernelRing {
         KernelRing::address(self, segment)
     }
 
-    fn reserve(&mut self, len: u64) -> Option<Region> {
-        self.add_memory(len).ok()
+    fn reserve(&mut self, len: u64) -> Option<LaneMemory> {
+        let region = self.add_memory(len).ok()?;
+        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        Some(LaneMemory::Buffers(Segment { offset: 0, len, region }))
     }
 
-    fn unreserve(&mut self, region: Region) {
-        self.remove_memory(region);
-    }
-
-    fn reserve_kernel_buffers(&mut self, count: u16) -> Option<KernelBuffers> {
+    fn reserve_kernel_buffers(&mut self, count: u16) -> Option<LaneMemory> {
         let (region, first) = self.add_kernel_buffers(count).ok()?;
-        Some(KernelBuffers { region, first })
+        Some(LaneMemory::Kernel(KernelBuffers { region, base: 0, first }))
     }
 
-    fn unreserve_kernel_buffers(&mut self, buffers: KernelBuffers) {
-        self.remove_kernel_buffers(buffers.region);
+    fn unreserve(&mut self, memory: LaneMemory) {
+        match memory {
+            LaneMemory::Buffers(memory) => self.remove_memory(memory.region),
+            LaneMemory::Kernel(buffers) => self.remove_kernel_buffers(buffers.region),
+        }
     }
 }

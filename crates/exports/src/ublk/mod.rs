@@ -13,13 +13,17 @@
 
 mod driver;
 mod mode;
+mod modelled;
 mod request;
+#[cfg(test)]
+mod tests;
 
 use crate::fronts::{Front as FrontOfTurn, FrontNumber, Turn};
 use ::ublk::{AutoBufReg, Descriptors, IoCommand, IoFlags, IoOp, IoResult, user_copy_offset};
-use block::{Bytes, Data, Flags, Op, Region, Request, Segment, Status, Tag};
-pub use driver::{Driver, KernelBuffers};
+use block::{Bytes, Data, Flags, Op, Request, Segment, Status, Tag};
+pub use driver::{Driver, KernelBuffers, LaneMemory};
 pub use mode::{Choice, Circumstances, DataMode, NotPossible, UnknownMode};
+pub use modelled::ModelRing;
 use queue::{Done, FileId, FileOp, Owner, QueueId, Queues};
 use request::{Bounds, request_of, result_of};
 use ring::{Event, KERNEL_BUFFER_SHIFT, Token};
@@ -137,21 +141,12 @@ impl Codes {
     }
 }
 
-/// Memory of a lane's own.
-#[derive(Clone, Copy, Debug)]
-enum Memory {
-    /// It takes what each request needs.
-    None,
-    /// A buffer for each tag, one behind the other.
-    Buffers(Region),
-    /// Entries of the ring's table, one for each tag.
-    Kernel(KernelBuffers),
-}
-
 struct Lane {
     config: LaneConfig,
     codes: Codes,
-    memory: Memory,
+    /// A buffer, or a place for its request's memory, for each tag, one behind the other. `None`: memory is taken when
+    /// there is a request for it.
+    memory: Option<LaneMemory>,
     slots: Box<[Slot]>,
     /// Tags that are not [`Stage::Out`].
     live: u32,
@@ -188,13 +183,13 @@ impl Front {
         let memory = match config.mode {
             DataMode::Copy => {
                 let len = config.io_max.0 * u64::from(config.depth);
-                Memory::Buffers(ring.reserve(len).ok_or(OpenLaneError::Memory)?)
+                Some(ring.reserve(len).ok_or(OpenLaneError::Memory)?)
             }
             DataMode::ZeroCopy | DataMode::AutoZeroCopy => {
                 let buffers = ring.reserve_kernel_buffers(config.depth);
-                Memory::Kernel(buffers.ok_or(OpenLaneError::KernelBuffers)?)
+                Some(buffers.ok_or(OpenLaneError::KernelBuffers)?)
             }
-            DataMode::GetData | DataMode::UserCopy => Memory::None,
+            DataMode::GetData | DataMode::UserCopy => None,
         };
         let index = usize::from(config.queue.0);
         if self.lanes.len() <= index {
@@ -226,8 +221,8 @@ impl Front {
         let Some(slot) = lane.slots.get(usize::from(tag)) else { return };
         match slot.stage {
             Stage::Fetched => match IoResult::from_result(result as i32) {
-                IoResult::Request | IoResult::NeedGetData => {
-                    lane.arrived(tag, ring, queues, &mut self.waiting);
+                told @ (IoResult::Request | IoResult::NeedGetData) => {
+                    lane.arrived(tag, told == IoResult::NeedGetData, ring, queues, &mut self.waiting);
                 }
                 IoResult::Abort => lane.taken_back(tag, ring),
                 IoResult::Refused(errno) => {
@@ -286,14 +281,23 @@ impl Front {
         lane.is_some_and(|lane| lane.live > 0)
     }
 
+    /// Have the driver give back the tags for which it has no request, as if we had died: the device fails or holds
+    /// back what is asked for from then on.
+    pub fn withdraw<D: Driver>(&mut self, queue: QueueId, ring: &mut D) {
+        let Some(lane) = self.lanes.get_mut(usize::from(queue.0)).and_then(Option::as_mut) else { return };
+        for (tag, slot) in lane.slots.iter().enumerate() {
+            if slot.stage == Stage::Fetched {
+                ring.withdraw(lane.token(tag as u16));
+            }
+        }
+    }
+
     /// Forget a queue of which the driver has taken back all tags. The file is given back.
     pub fn close<D: Driver>(&mut self, queue: QueueId, ring: &mut D) -> Option<FileId> {
         let lane = self.lanes.get_mut(usize::from(queue.0))?.take()?;
         debug_assert!(lane.live == 0, "{queue:?} is closed while the driver has {} tags", lane.live);
-        match lane.memory {
-            Memory::None => {}
-            Memory::Buffers(region) => ring.unreserve(region),
-            Memory::Kernel(buffers) => ring.unreserve_kernel_buffers(buffers),
+        if let Some(memory) = lane.memory {
+            ring.unreserve(memory);
         }
         Some(lane.config.file)
     }
@@ -310,7 +314,7 @@ impl Lane {
         let command =
             IoCommand { q_id: self.config.q_id, tag: self.config.first_tag + tag, result, addr: value };
         let address = match self.memory {
-            Memory::Kernel(buffers) if self.config.mode == DataMode::AutoZeroCopy => {
+            Some(LaneMemory::Kernel(buffers)) if self.config.mode == DataMode::AutoZeroCopy => {
                 let index = buffers.first + tag;
                 AutoBufReg { index, flags: AutoBufReg::FALLBACK, ..AutoBufReg::default() }.to_sqe_addr()
             }
@@ -329,9 +333,11 @@ impl Lane {
     #[inline]
     fn buffer(&self, tag: u16, len: u32) -> Option<Segment> {
         match self.memory {
-            Memory::Buffers(region) => {
-                Some(Segment { offset: u64::from(tag) * self.config.io_max.0, len, region })
-            }
+            Some(LaneMemory::Buffers(all)) => Some(Segment {
+                offset: all.offset + u64::from(tag) * self.config.io_max.0,
+                len,
+                region: all.region,
+            }),
             _ => None,
         }
     }
@@ -341,6 +347,7 @@ impl Lane {
     fn arrived<D: Driver>(
         &mut self,
         tag: u16,
+        wants_buffer: bool,
         ring: &mut D,
         queues: &mut Queues<D>,
         waiting: &mut VecDeque<(QueueId, u16)>,
@@ -351,8 +358,14 @@ impl Lane {
             Bounds { size: Bytes(self.config.shared.size.load(Relaxed)), io_max: self.config.io_max };
         let slot = &mut self.slots[usize::from(tag)];
         slot.registered = false;
+        slot.result = 0;
         match request_of(&descriptor, bounds) {
             Ok(req) => slot.req = req,
+            Err(status) if wants_buffer => {
+                // The driver takes no answer before it has named its buffer and got the data there.
+                slot.req = Request::new(Op::Write, Bytes::ZERO, bounds.io_max);
+                slot.result = -status.errno();
+            }
             Err(status) => {
                 slot.req = Request::flush();
                 return self.commit(tag, -status.errno(), ring);
@@ -380,16 +393,16 @@ impl Lane {
             return self.submit(tag, Data::NONE, ring, queues);
         }
         match self.memory {
-            Memory::Buffers(_) => {
+            Some(LaneMemory::Buffers(_)) => {
                 let data = self.buffer(tag, len).map_or(Data::NONE, Data::One);
                 self.submit(tag, data, ring, queues)
             }
-            Memory::Kernel(_) => self.submit(tag, self.kernel_buffer(tag, len), ring, queues),
-            Memory::None if slot.req.op == Op::Read && self.config.lends => {
+            Some(LaneMemory::Kernel(_)) => self.submit(tag, self.kernel_buffer(tag, len), ring, queues),
+            None if slot.req.op == Op::Read && self.config.lends => {
                 slot.req.flags = slot.req.flags.with(Flags::MAY_LEND);
                 self.submit(tag, Data::NONE, ring, queues)
             }
-            Memory::None => {
+            None => {
                 if slot.memory.len == 0 {
                     slot.memory = ring.allocate(len).unwrap_or(Segment::EMPTY);
                 }
@@ -423,8 +436,8 @@ impl Lane {
 
     fn kernel_buffer(&self, tag: u16, len: u32) -> Data {
         match self.memory {
-            Memory::Kernel(buffers) => {
-                let offset = u64::from(tag) << KERNEL_BUFFER_SHIFT;
+            Some(LaneMemory::Kernel(buffers)) => {
+                let offset = buffers.base + (u64::from(tag) << KERNEL_BUFFER_SHIFT);
                 Data::One(Segment { offset, len, region: buffers.region })
             }
             _ => Data::NONE,
@@ -432,7 +445,7 @@ impl Lane {
     }
 
     fn register<D: Driver>(&mut self, tag: u16, ring: &mut D) {
-        let Memory::Kernel(buffers) = self.memory else { return };
+        let Some(LaneMemory::Kernel(buffers)) = self.memory else { return };
         self.slots[usize::from(tag)].stage = Stage::Filling;
         self.command(tag, self.codes.register, 0, (buffers.first + tag).into(), ring);
     }
@@ -442,6 +455,10 @@ impl Lane {
         let slot = &mut self.slots[usize::from(tag)];
         let len = slot.req.len.0;
         match self.config.mode {
+            DataMode::GetData if slot.result < 0 && result == 0 => {
+                let refusal = slot.result;
+                self.commit(tag, refusal, ring);
+            }
             DataMode::GetData => match IoResult::from_result(result as i32) {
                 IoResult::Request => {
                     self.submit(tag, Data::One(self.slots[usize::from(tag)].memory), ring, queues)
@@ -492,7 +509,7 @@ impl Lane {
         if slot.registered {
             slot.result = result;
             slot.stage = Stage::Emptying;
-            let Memory::Kernel(buffers) = self.memory else { return };
+            let Some(LaneMemory::Kernel(buffers)) = self.memory else { return };
             return self.command(tag, self.codes.unregister, 0, (buffers.first + tag).into(), ring);
         }
         match self.config.mode {
@@ -614,8 +631,13 @@ impl FrontOfTurn for Front {
         self.has_waiting()
     }
 
-    /// Nothing to do: it is the driver that takes tags back, once the device is stopped.
-    fn close_lane(&mut self, _: QueueId, _: bool, _: &mut Turn<'_>) {}
+    /// It is the driver that takes tags back, once the device is stopped. When that does not come about, they are
+    /// withdrawn.
+    fn close_lane(&mut self, queue: QueueId, now: bool, turn: &mut Turn<'_>) {
+        if now {
+            self.withdraw(queue, turn.ring);
+        }
+    }
 
     fn is_open(&self, queue: QueueId) -> bool {
         self.has_tags(queue)

@@ -293,6 +293,10 @@ impl Uring {
         self.push(target.aim(entry).user_data(kind::COMMAND | token.bits()));
     }
 
+    pub(crate) fn cancel_command(&mut self, token: Token) {
+        self.push_cancel(kind::COMMAND | token.bits());
+    }
+
     pub(crate) fn cancel_op(&mut self, slot: u32) {
         self.push_cancel(kind::FILE | u64::from(slot));
     }

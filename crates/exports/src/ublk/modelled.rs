@@ -1,0 +1,256 @@
+//! A ring whose ublk driver is the model of it: what [`Driver`] asks goes to [`::ublk::Model`], everything else to a
+//! ring of any kind. For tests and simulations; no kernel feature is needed.
+//!
+//! The thread that owns it takes what ended with [`next_ended`](ModelRing::next_ended), as a reactor takes events, and
+//! tells it of every end of the inner ring before a queue is told: memory that only the driver can reach is stood in
+//! for, while the inner ring works on it, by memory that the inner ring has.
+//!
+//! *Invariant:* the numbers of its own regions and of the character device are never the inner ring's.
+
+use super::driver::{Driver, KernelBuffers, LaneMemory};
+use ::ublk::model::{CharDevice, RingId, ServerMemory};
+use ::ublk::{Descriptors, IoCommand};
+use block::{Region, Segment};
+use queue::{FileId, FileOp, IoId, Nanos, Patience, Ring, RingFull};
+use ring::{KERNEL_BUFFER_SHIFT, Token};
+use std::collections::VecDeque;
+use std::io;
+
+/// The region of the table of buffers.
+const TABLE: Region = Region(u16::MAX);
+/// The character device.
+const DEVICE: FileId = FileId(u32::MAX);
+/// Where the region of an address begins in it; one is added, so that no address is 0.
+const REGION_SHIFT: u32 = 40;
+
+/// An operation of the inner ring on memory that stands for a request's.
+struct Standing {
+    id: IoId,
+    segment: Segment,
+    stand_in: Segment,
+    reads: bool,
+}
+
+/// The ring.
+pub struct ModelRing<R> {
+    /// The ring that does everything else.
+    pub inner: R,
+    /// So many copies to come are refused for want of room.
+    pub copies_refused: u32,
+    device: CharDevice,
+    ring: RingId,
+    thread: u64,
+    /// Ends of copies.
+    ended: VecDeque<(Token, i64)>,
+    standing: Vec<Standing>,
+    next_buffer: u16,
+}
+
+/// The inner ring's memory, at addresses.
+struct Addressed<'a, R>(&'a mut R);
+
+impl<R: Ring> Addressed<'_, R> {
+    fn segment(addr: u64, len: usize) -> Segment {
+        let region = Region(((addr >> REGION_SHIFT) - 1) as u16);
+        Segment { offset: addr & ((1 << REGION_SHIFT) - 1), len: len as u32, region }
+    }
+}
+
+impl<R: Ring> ServerMemory for Addressed<'_, R> {
+    fn read(&self, addr: u64, into: &mut [u8]) {
+        into.copy_from_slice(self.0.bytes(Self::segment(addr, into.len())));
+    }
+
+    fn write(&mut self, addr: u64, from: &[u8]) {
+        self.0.bytes_mut(Self::segment(addr, from.len())).copy_from_slice(from);
+    }
+}
+
+impl<R: Ring> ModelRing<R> {
+    /// The ring of one thread of a server that has `device` open.
+    pub fn new(inner: R, device: CharDevice, thread: u64) -> ModelRing<R> {
+        let ring = device.ring();
+        ModelRing {
+            inner,
+            copies_refused: 0,
+            device,
+            ring,
+            thread,
+            ended: VecDeque::new(),
+            standing: Vec::new(),
+            next_buffer: 0,
+        }
+    }
+
+    /// The character device, and which of its server's rings this is.
+    pub fn device(&self) -> (&CharDevice, RingId) {
+        (&self.device, self.ring)
+    }
+
+    /// What the character device is called here.
+    pub fn file(&self) -> FileId {
+        DEVICE
+    }
+
+    /// The descriptors of one of its queues.
+    ///
+    /// # Errors
+    /// There is no such queue.
+    pub fn descriptors(&self, queue: u16) -> io::Result<Descriptors> {
+        self.device.descriptors(queue)
+    }
+
+    /// A command or copy that has ended: what a reactor gets as [`ring::Event::Ended`].
+    pub fn next_ended(&mut self) -> Option<(Token, i64)> {
+        if let Some(ended) = self.ended.pop_front() {
+            return Some(ended);
+        }
+        let (number, result) = self.device.next_ended(self.ring, &mut Addressed(&mut self.inner))?;
+        Some((token_of(number), result.into()))
+    }
+
+    /// What the inner ring carried is over.
+    pub fn io_ended(&mut self, id: IoId, result: i64) {
+        let Some(position) = self.standing.iter().position(|standing| standing.id == id) else { return };
+        let Standing { segment, stand_in, reads, .. } = self.standing.swap_remove(position);
+        if reads && result > 0 {
+            let data = self.inner.bytes(stand_in.slice(0, result as u32)).to_vec();
+            self.with_request(segment, |memory| memory[..data.len()].copy_from_slice(&data));
+        }
+        self.inner.free(stand_in);
+    }
+
+    /// The inner ring and the driver part: the server's process has ended. What the inner ring carried is no concern
+    /// of anyone's any more.
+    pub fn into_inner(self) -> R {
+        self.inner
+    }
+
+    fn with_request(&mut self, segment: Segment, act: impl FnOnce(&mut [u8])) {
+        let (entry, skip) =
+            (segment.offset >> KERNEL_BUFFER_SHIFT, segment.offset & ((1 << KERNEL_BUFFER_SHIFT) - 1));
+        let range = skip as usize..skip as usize + segment.len as usize;
+        let found = self.device.with_buffer(self.ring, entry as u16, |data| act(&mut data[range]));
+        assert!(found.is_some(), "{segment:?} names a buffer that is not registered");
+    }
+}
+
+/// A token as the model carries it.
+fn number_of(token: Token) -> u64 {
+    u64::from(token.front) << 48 | u64::from(token.index) << 32 | u64::from(token.number)
+}
+
+fn token_of(number: u64) -> Token {
+    Token { front: (number >> 48) as u8, index: (number >> 32) as u16, number: number as u32 }
+}
+
+impl<R: Ring> Driver for ModelRing<R> {
+    fn command(&mut self, token: Token, file: FileId, op: u32, command: IoCommand, address: u64) {
+        assert_eq!(file, DEVICE, "a command for another file");
+        let whose = (self.ring, self.thread, number_of(token));
+        self.device.command(whose, op, command, address, &mut Addressed(&mut self.inner));
+    }
+
+    /// The model gives every command back in its own time: when it is stopped, or its server dies.
+    fn withdraw(&mut self, _: Token) {}
+
+    fn copy(&mut self, token: Token, file: FileId, op: FileOp, memory: Segment) -> Result<(), RingFull> {
+        assert_eq!(file, DEVICE, "a copy with another file");
+        if self.copies_refused > 0 {
+            self.copies_refused -= 1;
+            return Err(RingFull);
+        }
+        let result = match op {
+            FileOp::Read { offset } => self.device.read_at(offset, self.inner.bytes_mut(memory)),
+            FileOp::Write { offset, .. } => self.device.write_at(offset, self.inner.bytes(memory)),
+            _ => -i64::from(libc::EINVAL),
+        };
+        self.ended.push_back((token, result));
+        Ok(())
+    }
+
+    fn address(&self, segment: Segment) -> u64 {
+        u64::from(segment.region.0 + 1) << REGION_SHIFT | segment.offset
+    }
+
+    fn reserve(&mut self, len: u64) -> Option<LaneMemory> {
+        self.inner.allocate(u32::try_from(len).ok()?).map(LaneMemory::Buffers)
+    }
+
+    fn reserve_kernel_buffers(&mut self, count: u16) -> Option<LaneMemory> {
+        let first = self.next_buffer;
+        self.next_buffer = first.checked_add(count)?;
+        let base = u64::from(first) << KERNEL_BUFFER_SHIFT;
+        Some(LaneMemory::Kernel(KernelBuffers { region: TABLE, first, base }))
+    }
+
+    /// Entries of the table are not used again: nobody needs so many.
+    fn unreserve(&mut self, memory: LaneMemory) {
+        if let LaneMemory::Buffers(memory) = memory {
+            self.inner.free(memory);
+        }
+    }
+}
+
+impl<R: Ring> Ring for ModelRing<R> {
+    fn now(&self) -> Nanos {
+        self.inner.now()
+    }
+
+    fn allocate(&mut self, len: u32) -> Option<Segment> {
+        self.inner.allocate(len)
+    }
+
+    fn free(&mut self, segment: Segment) {
+        self.inner.free(segment);
+    }
+
+    fn bytes(&self, segment: Segment) -> &[u8] {
+        self.inner.bytes(segment)
+    }
+
+    fn bytes_mut(&mut self, segment: Segment) -> &mut [u8] {
+        self.inner.bytes_mut(segment)
+    }
+
+    fn is_opaque(&self, segment: Segment) -> bool {
+        segment.region == TABLE && segment.len > 0
+    }
+
+    fn try_now(&mut self, file: FileId, op: FileOp, data: &[Segment], patience: Patience) -> Option<i64> {
+        if data.iter().any(|&segment| self.is_opaque(segment)) {
+            return None;
+        }
+        self.inner.try_now(file, op, data, patience)
+    }
+
+    fn start(&mut self, id: IoId, file: FileId, op: FileOp, data: &[Segment]) -> Result<(), RingFull> {
+        let &[segment] = data else { return self.inner.start(id, file, op, data) };
+        if !self.is_opaque(segment) {
+            return self.inner.start(id, file, op, data);
+        }
+        // On a page, as the memory of requests is aligned for whoever wants it so.
+        let whole = self.inner.allocate(segment.len.max(4096)).ok_or(RingFull)?;
+        let stand_in = whole.slice(0, segment.len);
+        let reads = matches!(op, FileOp::Read { .. });
+        if !reads {
+            let mut bytes = vec![0; segment.len as usize];
+            self.with_request(segment, |data| bytes.copy_from_slice(data));
+            self.inner.bytes_mut(stand_in).copy_from_slice(&bytes);
+        }
+        let started = self.inner.start(id, file, op, &[stand_in]);
+        match started {
+            Ok(()) => self.standing.push(Standing { id, segment, stand_in: whole, reads }),
+            Err(RingFull) => self.inner.free(whole),
+        }
+        started
+    }
+
+    fn timer(&mut self, id: IoId, at: Nanos) {
+        self.inner.timer(id, at);
+    }
+
+    fn cancel(&mut self, id: IoId) {
+        self.inner.cancel(id);
+    }
+}

@@ -1,0 +1,349 @@
+//! The front, against the model of the driver: every way of data, every operation, and the life of tags.
+
+use super::*;
+use ::ublk::model::{ClientRequest, Finished, Model, ModelConfig};
+use ::ublk::{Driver as Control, Features, KernelOp, NewDevice, ParamTypes, Params};
+use queue::{Queue, QueueConfig, Ring as _, Stack};
+use sim::nodes::{Lender, PlainFile};
+use sim::{Disk, DiskConfig, Faults, Rng, SimRing, Tracer};
+
+const SERVER: u32 = 42;
+const DEPTH: u16 = 4;
+const DISK: Bytes = Bytes(256 << 10);
+const IO_MAX: Bytes = Bytes(64 << 10);
+
+/// What stands behind the queue.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Behind {
+    File,
+    Lender,
+}
+
+struct Rig {
+    model: Model,
+    control: Control,
+    number: u32,
+    front: Front,
+    ring: ModelRing<SimRing>,
+    queues: Queues<ModelRing<SimRing>>,
+    queue: QueueId,
+    shared: Arc<LaneShared>,
+}
+
+fn params() -> Params {
+    let mut params = Params::new();
+    params.types = ParamTypes::BASIC.0;
+    params.basic.logical_bs_shift = 9;
+    params.basic.physical_bs_shift = 12;
+    params.basic.max_sectors = (IO_MAX.0 >> 9) as u32;
+    params.basic.dev_sectors = DISK.0 >> 9;
+    params
+}
+
+fn rig(mode: DataMode, behind: Behind) -> Rig {
+    let mut inner = SimRing::new(Rng::new(7), Faults::NONE, Tracer::default());
+    let config = DiskConfig { len: DISK.0, punch: true, zero_range: true, align: 1, align_memory: 1 };
+    let disk = inner.add_disk(Disk::new(config));
+    let lent = inner.allocate(DISK.0 as u32).unwrap();
+    inner.bytes_mut(lent).fill(0);
+    let model = Model::new(ModelConfig::LINUX_7_2);
+    let control = Control::new(Arc::new(model.clone()));
+    let features = mode.features().with(Features::CMD_IOCTL_ENCODE);
+    let new = NewDevice { number: None, queues: 1, depth: DEPTH, io_bytes_max: IO_MAX.0 as u32, features };
+    let number = control.add(&new).unwrap().dev_id;
+    control.set_params(number, &params()).unwrap();
+    let mut ring = ModelRing::new(inner, model.open_char(number, SERVER).unwrap(), 1);
+    let mut queues = Queues::default();
+    let id = queues.vacant();
+    let mut stack = Stack::default();
+    match behind {
+        Behind::File => stack.backend(Box::new(PlainFile::new(disk, None))),
+        Behind::Lender => stack.backend(Box::new(Lender::new(lent))),
+    };
+    let config = QueueConfig { id, depth: DEPTH + 1, segments_per_tag: 1, timeout_ns: None };
+    let mut queue = Queue::new(config, stack).unwrap();
+    queue.leave_tags(DEPTH);
+    queues.insert(queue);
+    let shared = Arc::new(LaneShared::default());
+    shared.size.store(DISK.0, Relaxed);
+    let mut front = Front::default();
+    let lane = LaneConfig {
+        queue: id,
+        file: ring.file(),
+        descriptors: ring.descriptors(0).unwrap(),
+        q_id: 0,
+        first_tag: 0,
+        depth: DEPTH,
+        mode,
+        lends: behind == Behind::Lender,
+        io_max: IO_MAX,
+        encoded: true,
+        shared: shared.clone(),
+    };
+    front.open_lane(lane, &mut ring).unwrap();
+    control.start(number, SERVER).unwrap();
+    Rig { model, control, number, front, ring, queues, queue: id, shared }
+}
+
+fn request(op: KernelOp, start: u64, sectors: u32, byte: u8) -> ClientRequest {
+    let len = if matches!(op, KernelOp::Read | KernelOp::Write) { sectors as usize * 512 } else { 0 };
+    ClientRequest { op, flags: IoFlags::NONE, start, sectors, data: vec![byte; len] }
+}
+
+impl Rig {
+    fn ask(&self, request: ClientRequest) -> u64 {
+        self.model.submit(self.number, 0, request).unwrap()
+    }
+
+    /// One turn, as a reactor makes it. Whether anything happened.
+    fn turn(&mut self) -> bool {
+        let mut busy = false;
+        while let Some((queue, cookie, result)) = self.ring.inner.reap() {
+            self.ring.io_ended(queue::IoId { queue, cookie }, result);
+            self.queues.touch(queue).complete(cookie, result, &mut self.ring);
+            busy = true;
+        }
+        while let Some((token, result)) = self.ring.next_ended() {
+            self.front.ended(token, result, &mut self.ring, &mut self.queues);
+            busy = true;
+        }
+        let mut touched = Vec::new();
+        self.queues.turn(&mut self.ring, &mut touched);
+        for id in touched {
+            let done: Vec<Done> = self.queues.get_mut(id).done().collect();
+            for end in done {
+                self.front.request_done(id, end, &mut self.ring, &mut self.queues);
+                busy = true;
+            }
+        }
+        self.front.take_up(&mut self.ring, &mut self.queues);
+        busy | self.ring.inner.advance()
+    }
+
+    fn settle(&mut self) {
+        while self.turn() {}
+    }
+
+    fn finished(&mut self) -> Option<Finished> {
+        for _ in 0..1000 {
+            if let Some(finished) = self.model.finished(self.number) {
+                return Some(finished);
+            }
+            self.turn();
+        }
+        None
+    }
+
+    fn carry(&mut self, request: ClientRequest) -> Finished {
+        let number = self.ask(request);
+        let finished = self.finished().expect("it ends");
+        assert_eq!(finished.number, number);
+        finished
+    }
+
+    fn memory_in_use(&self) -> usize {
+        self.ring.inner.memory_in_use()
+    }
+}
+
+/// Each way of data, over what can stand behind it.
+fn ways() -> Vec<(DataMode, Behind)> {
+    let files = DataMode::ALL.map(|mode| (mode, Behind::File));
+    let lenders =
+        DataMode::ALL.into_iter().filter(|mode| !mode.is_opaque()).map(|mode| (mode, Behind::Lender));
+    files.into_iter().chain(lenders).collect()
+}
+
+#[test]
+fn what_is_written_is_read_back_in_every_mode() {
+    for (mode, behind) in ways() {
+        let mut rig = rig(mode, behind);
+        let idle = rig.memory_in_use();
+        for (start, sectors, byte) in [(0, 8, 1), (8, 1, 2), (9, 128, 3), (500, 12, 4)] {
+            let written = rig.carry(request(KernelOp::Write, start, sectors, byte));
+            assert_eq!(written.errno, 0, "{mode}");
+        }
+        for (start, sectors, byte) in [(0, 8, 1), (8, 1, 2), (9, 128, 3), (500, 12, 4), (200, 16, 0)] {
+            let read = rig.carry(request(KernelOp::Read, start, sectors, 0xee));
+            assert_eq!((read.errno, read.data), (0, vec![byte; sectors as usize * 512]), "{mode} at {start}");
+        }
+        rig.control.stop(rig.number).unwrap();
+        rig.settle();
+        assert!(!rig.front.has_tags(rig.queue), "{mode}");
+        assert_eq!(rig.shared.refused.load(Relaxed), 0, "{mode}");
+        rig.front.close(rig.queue, &mut rig.ring);
+        let lane = usize::from(mode == DataMode::Copy);
+        assert_eq!(rig.memory_in_use() + lane, idle, "{mode} keeps memory");
+    }
+}
+
+#[test]
+fn requests_of_all_tags_are_under_way_at_once() {
+    for (mode, behind) in ways() {
+        let mut rig = rig(mode, behind);
+        let asked: Vec<u64> =
+            (0..20).map(|n| rig.ask(request(KernelOp::Write, n * 8, 8, n as u8 + 1))).collect();
+        let mut ended: Vec<u64> = (0..20).filter_map(|_| rig.finished()).map(|end| end.number).collect();
+        ended.sort_unstable();
+        assert_eq!(ended, asked, "{mode}");
+        for n in 0..20 {
+            rig.ask(request(KernelOp::Read, n * 8, 8, 0));
+        }
+        for _ in 0..20 {
+            let read = rig.finished().unwrap();
+            assert!(read.data.iter().all(|&byte| u64::from(byte) == read.number - 19), "{mode}");
+        }
+    }
+}
+
+#[test]
+fn operations_without_data_are_carried_out() {
+    for mode in DataMode::ALL {
+        let mut rig = rig(mode, Behind::File);
+        rig.carry(request(KernelOp::Write, 0, 64, 9));
+        assert_eq!(rig.carry(request(KernelOp::Flush, 0, 0, 0)).errno, 0);
+        assert_eq!(rig.carry(request(KernelOp::WriteZeroes, 0, 8, 0)).errno, 0);
+        assert_eq!(rig.carry(request(KernelOp::Discard, 8, 8, 0)).errno, 0);
+        let read = rig.carry(request(KernelOp::Read, 0, 24, 0xee));
+        assert!(read.data[..4096].iter().all(|&byte| byte == 0), "{mode}");
+        assert!(read.data[8192..].iter().all(|&byte| byte == 9), "{mode}");
+    }
+}
+
+#[test]
+fn a_write_with_fua_survives_a_power_cut() {
+    let mut rig = rig(DataMode::Copy, Behind::File);
+    let fua = ClientRequest { flags: IoFlags::FUA, ..request(KernelOp::Write, 0, 8, 5) };
+    assert_eq!(rig.carry(fua).errno, 0);
+    rig.ring.inner.power_cut();
+    let mut sector = [0; 512];
+    rig.ring.inner.disk(FileId(0)).read(0, &mut sector);
+    assert_eq!(sector, [5; 512]);
+}
+
+#[test]
+fn what_makes_no_sense_is_an_error_for_its_client() {
+    for mode in DataMode::ALL {
+        let mut rig = rig(mode, Behind::File);
+        let beyond = rig.carry(request(KernelOp::Write, DISK.0 >> 9, 8, 1));
+        assert_eq!(beyond.errno, libc::EIO, "{mode}");
+        let long = rig.carry(request(KernelOp::Read, 0, 129, 1));
+        assert_eq!(long.errno, libc::EINVAL, "{mode}");
+        let zoned = rig.carry(request(KernelOp::ZoneOpen, 0, 8, 1));
+        assert_eq!(zoned.errno, libc::EOPNOTSUPP, "{mode}");
+        assert_eq!(rig.carry(request(KernelOp::Write, 0, 8, 1)).errno, 0, "{mode}: and life goes on");
+    }
+}
+
+#[test]
+fn a_device_that_grew_takes_requests_beyond_its_old_end() {
+    let mut rig = rig(DataMode::Copy, Behind::File);
+    rig.shared.size.store(DISK.0 / 2, Relaxed);
+    let place = DISK.0 >> 10;
+    assert_eq!(rig.carry(request(KernelOp::Write, place, 8, 1)).errno, libc::EIO);
+    rig.shared.size.store(DISK.0, Relaxed);
+    assert_eq!(rig.carry(request(KernelOp::Write, place, 8, 1)).errno, 0);
+}
+
+#[test]
+fn requests_wait_for_memory_and_for_room() {
+    for mode in [DataMode::GetData, DataMode::UserCopy] {
+        let mut rig = rig(mode, Behind::File);
+        rig.ring.inner.set_faults(Faults { no_memory: 1000, ..Faults::NONE });
+        rig.ask(request(KernelOp::Write, 0, 8, 6));
+        rig.settle();
+        assert!(rig.front.has_waiting(), "{mode}");
+        rig.ring.inner.set_faults(Faults::NONE);
+        rig.ring.copies_refused = 3;
+        assert_eq!(rig.finished().map(|end| end.errno), Some(0), "{mode}");
+        rig.ring.copies_refused = 3;
+        assert_eq!(rig.carry(request(KernelOp::Read, 0, 8, 0)).data, [6; 4096], "{mode}");
+        assert!(!rig.front.has_waiting(), "{mode}");
+    }
+}
+
+#[test]
+fn what_cannot_be_registered_fails_its_request_alone() {
+    let mut rig = rig(DataMode::AutoZeroCopy, Behind::File);
+    let first = rig.ask(request(KernelOp::Write, 0, 8, 7));
+    let (token, result) = rig.ring.next_ended().unwrap();
+    rig.front.ended(token, result, &mut rig.ring, &mut rig.queues);
+    // The memory of tag 0 takes the place of tag 1 in the table as well.
+    let (device, ring) = rig.ring.device();
+    let occupy = |op: IoOp, memory: &mut Nowhere| {
+        let command = IoCommand { q_id: 0, tag: 0, result: 0, addr: 1 };
+        device.command((ring, 1, 99), op.code(), command, 0, memory);
+        let told = device.next_ended(ring, memory).unwrap();
+        assert_eq!(told, (99, 0));
+    };
+    occupy(IoOp::RegisterIoBuf, &mut Nowhere);
+    let second = rig.model.submit(rig.number, 0, request(KernelOp::Write, 8, 8, 7)).unwrap();
+    let (token, result) = rig.ring.next_ended().unwrap();
+    rig.front.ended(token, result, &mut rig.ring, &mut rig.queues);
+    let (token, result) = rig.ring.next_ended().unwrap();
+    assert_eq!(result, -i64::from(libc::EBUSY), "it was registered by command, which was refused");
+    rig.front.ended(token, result, &mut rig.ring, &mut rig.queues);
+    assert_eq!(
+        rig.model.finished(rig.number).map(|end| (end.number, end.errno)),
+        Some((second, libc::EBUSY))
+    );
+    let (device, ring) = rig.ring.device();
+    device.command(
+        (ring, 1, 98),
+        IoOp::UnregisterIoBuf.code(),
+        IoCommand { addr: 1, ..IoCommand::default() },
+        0,
+        &mut Nowhere,
+    );
+    assert_eq!(rig.ring.next_ended().map(|end| end.1), Some(0));
+    assert_eq!(rig.finished().map(|end| (end.number, end.errno)), Some((first, 0)));
+    assert_eq!(rig.carry(request(KernelOp::Read, 0, 8, 0)).data, [7; 4096]);
+}
+
+/// Memory that no command of ours names.
+struct Nowhere;
+
+impl ::ublk::model::ServerMemory for Nowhere {
+    fn read(&self, addr: u64, _: &mut [u8]) {
+        unreachable!("nothing lies at {addr:#x}");
+    }
+
+    fn write(&mut self, addr: u64, _: &[u8]) {
+        unreachable!("nothing lies at {addr:#x}");
+    }
+}
+
+#[test]
+fn a_stopped_device_gives_its_tags_back_when_its_requests_are_done() {
+    let mut rig = rig(DataMode::Copy, Behind::File);
+    rig.ask(request(KernelOp::Write, 0, 8, 1));
+    while let Some((token, result)) = rig.ring.next_ended() {
+        rig.front.ended(token, result, &mut rig.ring, &mut rig.queues);
+    }
+    let control = rig.control.clone();
+    let number = rig.number;
+    let stopping = std::thread::spawn(move || control.stop(number));
+    assert_eq!(rig.finished().map(|end| end.errno), Some(0));
+    stopping.join().unwrap().unwrap();
+    rig.settle();
+    assert!(!rig.front.has_tags(rig.queue));
+    assert_eq!(rig.shared.tags.load(Relaxed), 0);
+}
+
+#[test]
+fn a_refused_command_is_remembered_and_its_tag_given_up() {
+    let mut rig = rig(DataMode::Copy, Behind::File);
+    let token = Token { front: FrontNumber::Ublk as u8, index: rig.queue.0, number: 2 };
+    rig.front.ended(token, -i64::from(libc::EBUSY), &mut rig.ring, &mut rig.queues);
+    assert_eq!(rig.shared.refused.load(Relaxed), libc::EBUSY);
+    assert_eq!(rig.shared.tags.load(Relaxed), u32::from(DEPTH) - 1);
+}
+
+#[test]
+fn an_end_for_a_queue_that_is_gone_is_nobodys() {
+    let mut rig = rig(DataMode::Copy, Behind::File);
+    let token = |index, number| Token { front: FrontNumber::Ublk as u8, index, number };
+    rig.front.ended(token(9, 0), 0, &mut rig.ring, &mut rig.queues);
+    rig.front.ended(token(rig.queue.0, 99), 0, &mut rig.ring, &mut rig.queues);
+    assert!(rig.front.has_tags(rig.queue));
+}
