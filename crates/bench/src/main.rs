@@ -1,8 +1,11 @@
-//! The harness of docs/benchmarks: `./x bench core`, `./x bench nbd`.
+//! The harness of docs/benchmarks: `./x bench core`, `./x bench nbd`, `./x bench ublk`.
 #![forbid(unsafe_code)]
 
 mod core;
+mod devices;
+mod figures;
 mod nbd;
+mod proc;
 
 use std::process::ExitCode;
 
@@ -12,8 +15,9 @@ fn main() -> ExitCode {
         Some((word, rest)) if word == "core" => core::main(rest),
         Some((word, rest)) if word == "instructions" => core::instructions(rest),
         Some((word, rest)) if word == "nbd" => nbd::main(rest),
+        Some((word, rest)) if word == "devices" => devices::main(rest),
         _ => {
-            eprintln!("usage: blockyard-bench core|instructions|nbd [OPTIONS]");
+            eprintln!("usage: blockyard-bench core|instructions|nbd|devices [OPTIONS]");
             ExitCode::from(2)
         }
     }

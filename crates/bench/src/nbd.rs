@@ -9,7 +9,6 @@ mod client;
 mod facts;
 mod jobs;
 mod options;
-mod proc;
 mod report;
 mod servers;
 
@@ -19,6 +18,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
+use crate::figures::median;
 use jobs::{Job, Pressure, Sample};
 use options::Options;
 use servers::{Kind, Server, Site, Storage};
@@ -34,17 +34,6 @@ impl Error {
     fn at(what: &Path) -> impl FnOnce(std::io::Error) -> Self + use<> {
         let what = what.display().to_string();
         move |error| Self(format!("{what}: {error}"))
-    }
-}
-
-/// The middle value; of an even number, the mean of the two in the middle; of none, NaN.
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    match sorted.len() {
-        0 => f64::NAN,
-        length if length % 2 == 1 => sorted[length / 2],
-        length => f64::midpoint(sorted[length / 2 - 1], sorted[length / 2]),
     }
 }
 
@@ -213,16 +202,4 @@ fn fill(path: &Path, size: u64, seed: u64) -> Result<()> {
         left -= length;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::median;
-
-    #[test]
-    fn median_is_the_middle_or_the_mean_of_the_middle() {
-        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
-        assert!(median(&[]).is_nan());
-    }
 }

@@ -3,6 +3,7 @@
 use super::rig::{self, Mix, Rig, Stacking};
 use super::ring::Pages;
 use super::{DEPTH, LAYERS, LEN, PIECES, usage_error};
+use crate::figures::median;
 use block::Op;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
@@ -33,13 +34,6 @@ fn ns_each(count: u64, run: impl FnOnce()) -> f64 {
     let before = processor_ns();
     run();
     (processor_ns() - before) / count as f64
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    if sorted.len().is_multiple_of(2) { (sorted[middle - 1] + sorted[middle]) / 2.0 } else { sorted[middle] }
 }
 
 /// Copies the blocks that a RAM disk's requests move, with nothing else around it.

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use super::client::{Connection, Load, Pattern};
 use super::jobs::{self, Pressure};
-use super::proc;
 use super::servers::{Kind, Server, Site, Storage};
 use super::{Error, Result, median};
+use crate::proc;
 
 /// How long an idle server is watched.
 const IDLE: Duration = Duration::from_secs(2);

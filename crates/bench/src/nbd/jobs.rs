@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::client::{Connection, Count, Load, Pattern};
-use super::proc;
 use super::servers::Server;
 use super::{Error, Result};
+use crate::proc;
 
 /// Time for a load to become steady before it is measured.
 const WARM_UP: Duration = Duration::from_millis(300);

@@ -16,7 +16,7 @@ fn bad(path: &str) -> io::Error {
 }
 
 /// Processor time of all threads that live now.
-pub(super) fn cpu_of_threads(pid: u32) -> io::Result<Duration> {
+pub(crate) fn cpu_of_threads(pid: u32) -> io::Result<Duration> {
     let mut total = 0;
     for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
         // A thread that ends while we look leaves an entry that cannot be read.
@@ -28,13 +28,13 @@ pub(super) fn cpu_of_threads(pid: u32) -> io::Result<Duration> {
 }
 
 /// Processor time of the process, with threads that have ended; exact to a tick of 10 ms.
-pub(super) fn cpu_of_process(pid: u32) -> io::Result<Duration> {
+pub(crate) fn cpu_of_process(pid: u32) -> io::Result<Duration> {
     // utime and stime
     ticks_of(&pid.to_string(), 14)
 }
 
 /// Processor time of those children of this process that have ended and were waited for, and of theirs.
-pub(super) fn cpu_of_children() -> io::Result<Duration> {
+pub(crate) fn cpu_of_children() -> io::Result<Duration> {
     // cutime and cstime
     ticks_of("self", 16)
 }
@@ -51,7 +51,7 @@ fn ticks_of(pid: &str, field: usize) -> io::Result<Duration> {
 }
 
 /// How often the threads that live now gave up the processor by waiting.
-pub(super) fn waits(pid: u32) -> io::Result<u64> {
+pub(crate) fn waits(pid: u32) -> io::Result<u64> {
     let mut total = 0;
     for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
         let status = fs::read_to_string(entry?.path().join("status")).unwrap_or_default();
@@ -62,15 +62,15 @@ pub(super) fn waits(pid: u32) -> io::Result<u64> {
 
 /// Memory of a process in KiB.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Memory {
+pub(crate) struct Memory {
     /// Resident.
-    pub(super) rss_kib: u64,
+    pub(crate) rss_kib: u64,
     /// Resident, with each shared page divided by its users.
-    pub(super) pss_kib: u64,
+    pub(crate) pss_kib: u64,
 }
 
 /// What of the process is in memory now.
-pub(super) fn memory(pid: u32) -> io::Result<Memory> {
+pub(crate) fn memory(pid: u32) -> io::Result<Memory> {
     let path = format!("/proc/{pid}/smaps_rollup");
     let text = fs::read_to_string(&path)?;
     let of = |name| field(&text, name).ok_or_else(|| bad(&path));
@@ -84,15 +84,15 @@ fn field(text: &str, name: &str) -> Option<u64> {
 
 /// What all processors did since the machine started.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Machine {
+pub(crate) struct Machine {
     /// Work of any process.
-    pub(super) busy: Duration,
+    pub(crate) busy: Duration,
     /// Time that the host gave to others.
-    pub(super) stolen: Duration,
+    pub(crate) stolen: Duration,
 }
 
 /// Reads `/proc/stat`.
-pub(super) fn machine() -> io::Result<Machine> {
+pub(crate) fn machine() -> io::Result<Machine> {
     let text = fs::read_to_string("/proc/stat")?;
     let line = text.lines().next().ok_or_else(|| bad("/proc/stat"))?;
     let ticks: Vec<u64> = line.split_whitespace().skip(1).map_while(|word| word.parse().ok()).collect();

@@ -1,0 +1,211 @@
+//! `./x bench ublk`: block devices beside each other, in one guest.
+//!
+//! Each round goes through the subjects, beginning with another one every time; each is attached, put through the jobs
+//! and detached before the next, so that none pays for another's memory or threads. A figure is the median of the rounds
+//! with its least and greatest; a ratio is the median of the rounds' own. It takes devices and file systems as it
+//! pleases, so it runs in a guest only: `./x bench ublk` boots one for it.
+
+mod jobs;
+mod report;
+mod subjects;
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use crate::figures::median;
+use jobs::{JOBS, Job, Sample};
+use subjects::{SUBJECTS, Site, Subject};
+
+/// What went wrong, in words for the person at the terminal.
+#[derive(Debug)]
+struct Error(String);
+
+type Result<T> = std::result::Result<T, Error>;
+
+/// All rounds of one job on one subject.
+struct Row {
+    subject: &'static Subject,
+    job: &'static str,
+    samples: Vec<Sample>,
+}
+
+/// How long one subject took to come and to go, in each round.
+#[derive(Default)]
+struct Life {
+    attach: Vec<Duration>,
+    detach: Vec<Duration>,
+    facts: String,
+    /// Why it is not in the tables.
+    refused: Option<String>,
+}
+
+/// What the command line asks for.
+struct Options {
+    rounds: usize,
+    seconds: u32,
+    site: Site,
+    subjects: Vec<&'static Subject>,
+    jobs: Vec<&'static Job>,
+}
+
+const USAGE: &str = "\
+usage: ./x bench ublk [OPTIONS]
+  --rounds N       (3)     --seconds N  of each run (2)     --size MIB  of each device (256)
+  --queues N       of each server (1)
+  --subjects A,B   whose names begin so (all)
+  --jobs A,B       likewise
+";
+
+pub(crate) fn main(words: &[String]) -> ExitCode {
+    let options = match parse(words) {
+        Ok(options) => options,
+        Err(error) => {
+            eprintln!("bench ublk: {}\n\n{USAGE}", error.0);
+            return ExitCode::from(2);
+        }
+    };
+    if !Path::new("/job").is_dir() {
+        eprintln!("bench ublk: not in a guest (what to do: ./x bench ublk)");
+        return ExitCode::FAILURE;
+    }
+    match run(&options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench ublk: {}", error.0);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn parse(words: &[String]) -> Result<Options> {
+    let site = Site { folder: "/tmp".into(), size: 256 << 20, queues: 1 };
+    let (subjects, jobs) = (SUBJECTS.iter().collect(), JOBS.iter().collect());
+    let mut options = Options { rounds: 3, seconds: 2, site, subjects, jobs };
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let value = words.next().ok_or_else(|| Error(format!("{word} needs a value")))?;
+        let number = || {
+            value
+                .parse::<u32>()
+                .ok()
+                .filter(|n| *n > 0)
+                .ok_or_else(|| Error(format!("{word} {value}: a number from 1")))
+        };
+        let begins = |name: &str| value.split(',').any(|part| name.starts_with(part));
+        match word.as_str() {
+            "--rounds" => options.rounds = number()? as usize,
+            "--seconds" => options.seconds = number()?,
+            "--size" => options.site.size = u64::from(number()?) << 20,
+            "--queues" => options.site.queues = number()?,
+            "--subjects" => options.subjects.retain(|subject| begins(subject.name)),
+            "--jobs" => options.jobs.retain(|job| begins(job.name)),
+            _ => return Err(Error(format!("no such option: {word}"))),
+        }
+    }
+    if options.subjects.is_empty() || options.jobs.is_empty() {
+        return Err(Error("nothing is left to measure".into()));
+    }
+    Ok(options)
+}
+
+fn run(options: &Options) -> Result<()> {
+    let pairs =
+        options.jobs.iter().flat_map(|job| options.subjects.iter().map(move |subject| (job, subject)));
+    let mut rows: Vec<Row> =
+        pairs.map(|(job, subject)| Row { subject, job: job.name, samples: Vec::new() }).collect();
+    let mut lives: Vec<Life> = options.subjects.iter().map(|_| Life::default()).collect();
+    for round in 0..options.rounds {
+        for turn in 0..options.subjects.len() {
+            let at = (turn + round) % options.subjects.len();
+            if lives[at].refused.is_some() {
+                continue;
+            }
+            let subject = options.subjects[at];
+            eprintln!("round {} of {}: {}", round + 1, options.rounds, subject.name);
+            if let Err(error) = visit(options, subject, &mut lives[at], &mut rows) {
+                lives[at].refused = Some(error.0);
+                // A row with rounds missing could not be set against another.
+                rows.iter_mut()
+                    .filter(|row| row.subject.name == subject.name)
+                    .for_each(|row| row.samples.clear());
+            }
+        }
+    }
+    print(options, &rows, &lives);
+    let out = Path::new("/out/ublk.csv");
+    std::fs::write(out, report::csv(&rows)).map_err(|error| Error(format!("{}: {error}", out.display())))
+}
+
+/// One subject's part of a round.
+fn visit(options: &Options, subject: &'static Subject, life: &mut Life, rows: &mut [Row]) -> Result<()> {
+    let device = subject.start(&options.site)?;
+    life.attach.push(device.attach);
+    life.facts = jobs::facts(&device);
+    for job in options.jobs.iter().filter(|job| subject.keeps || !job.needs_files()) {
+        let sample = job.run(&device, &options.site, options.seconds)?;
+        let row = rows.iter_mut().find(|row| row.subject.name == subject.name && row.job == job.name);
+        if let Some(row) = row {
+            row.samples.push(sample);
+        }
+    }
+    life.detach.push(device.stop()?);
+    Ok(())
+}
+
+fn print(options: &Options, rows: &[Row], lives: &[Life]) {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let cpus = std::thread::available_parallelism().map_or(0, usize::from);
+    println!(
+        "Linux {}, {cpus} processors, {} rounds of {} s, devices of {} MiB, {} queues; us of processor time a request",
+        release.trim(),
+        options.rounds,
+        options.seconds,
+        options.site.size >> 20,
+        options.site.queues
+    );
+    for job in &options.jobs {
+        println!("\n{}", report::table(job.name, rows));
+    }
+    println!("\n{:16} {:>10} {:>10}", "ms", "attach", "detach");
+    let middle =
+        |times: &[Duration]| median(&times.iter().map(|time| time.as_secs_f64() * 1e3).collect::<Vec<_>>());
+    for (subject, life) in options.subjects.iter().zip(lives) {
+        match &life.refused {
+            None => {
+                let (attach, detach) = (middle(&life.attach), middle(&life.detach));
+                println!("{:16} {attach:10.1} {detach:10.1}   {}", subject.name, life.facts);
+            }
+            Some(why) => println!("{:16} left out: {why}", subject.name),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Options> {
+        parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn subjects_and_jobs_are_chosen_by_how_their_names_begin() {
+        let options = parsed("--subjects rublk,null_blk --jobs randread-1 --size 64").expect("valid");
+        assert!(
+            options
+                .subjects
+                .iter()
+                .all(|subject| subject.name.starts_with("rublk") || subject.name == "null_blk")
+        );
+        assert_eq!(options.jobs.len(), 1);
+        assert_eq!(options.site.size, 64 << 20);
+    }
+
+    #[test]
+    fn bad_options_are_refused() {
+        for line in ["--rounds", "--rounds 0", "--no-such 1", "--jobs none"] {
+            assert!(parsed(line).is_err(), "{line}");
+        }
+    }
+}
