@@ -95,6 +95,7 @@ mod tests {
             lends: true,
             in_place: false,
             sparse: true,
+            opaque: true,
         };
         let window = |start| WindowLayer::new(Bytes(start), Bytes::mib(1), Vec::new());
         let at = |start| {
