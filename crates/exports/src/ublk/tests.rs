@@ -1,11 +1,15 @@
 //! The front, against the model of the driver: every way of data, every operation, and the life of tags.
 
 use super::*;
+use crate::fronts::FrontNumber;
 use ::ublk::model::{ClientRequest, Finished, Model, ModelConfig};
-use ::ublk::{Driver as Control, Features, KernelOp, NewDevice, ParamTypes, Params};
+use ::ublk::{
+    Driver as Control, Features, IoCommand, IoFlags, IoOp, KernelOp, NewDevice, ParamTypes, Params,
+};
 use queue::{Queue, QueueConfig, Ring as _, Stack};
 use sim::nodes::{Lender, PlainFile};
 use sim::{Disk, DiskConfig, Faults, Rng, SimRing, Tracer};
+use std::sync::atomic::Ordering::Relaxed;
 
 const SERVER: u32 = 42;
 const DEPTH: u16 = 4;
@@ -229,8 +233,8 @@ fn what_makes_no_sense_is_an_error_for_its_client() {
         assert_eq!(beyond.errno, libc::EIO, "{mode}");
         let long = rig.carry(request(KernelOp::Read, 0, 129, 1));
         assert_eq!(long.errno, libc::EINVAL, "{mode}");
-        let zoned = rig.carry(request(KernelOp::ZoneOpen, 0, 8, 1));
-        assert_eq!(zoned.errno, libc::EOPNOTSUPP, "{mode}");
+        let unknown = rig.carry(request(KernelOp::WriteSame, 0, 8, 1));
+        assert_eq!(unknown.errno, libc::EOPNOTSUPP, "{mode}");
         assert_eq!(rig.carry(request(KernelOp::Write, 0, 8, 1)).errno, 0, "{mode}: and life goes on");
     }
 }
