@@ -89,6 +89,10 @@ Layers:
   part,N|LABEL=NAME|PARTUUID=UUID  one partition, GPT or MBR, of what stands below
 
 Exports:
+  --fuse FILE                      the device as one file, by FUSE: as root, or with fusermount3 for others.
+                                   What is flushed there is flushed to the backend; holes and zeroes are
+                                   passed on; nothing is cached. With passthrough the kernel reads and writes
+                                   the file behind the device itself, and nothing is counted.
   --nbd unix:PATH | tcp:HOST:PORT  may be given several times; sockets that systemd passes are served
                                    too. With neither, the device gets an NBD socket in the run
                                    directory: ublk and loop exports are not in this build. Exports of a
@@ -138,6 +142,9 @@ pub(crate) struct ServeArgs {
     /// Let in only clients whose certificate ca-cert.pem signed
     #[arg(long, help_heading = "Exports")]
     pub(crate) tls_verify_peer: bool,
+    /// Show it as a file: mount it on FILE, which is empty or not there yet
+    #[arg(long, value_name = "FILE[,passthrough]", help_heading = "Exports")]
+    pub(crate) fuse: Vec<String>,
     #[command(flatten)]
     pub(crate) absent: Absent,
     #[command(flatten)]
@@ -156,8 +163,6 @@ pub(crate) struct Absent {
     iscsi: Option<String>,
     #[arg(long, hide = true, value_name = "PATH")]
     vhost_user: Option<String>,
-    #[arg(long, hide = true, value_name = "FILE")]
-    fuse: Option<String>,
     #[arg(long = "loop", hide = true)]
     loop_device: bool,
     #[arg(long, hide = true)]
@@ -174,7 +179,6 @@ impl Absent {
             (self.nbd_device.is_some(), "--nbd-device"),
             (self.iscsi.is_some(), "--iscsi"),
             (self.vhost_user.is_some(), "--vhost-user"),
-            (self.fuse.is_some(), "--fuse"),
             (self.loop_device, "--loop"),
             (self.supervise, "--supervise"),
             (self.table.is_some(), "--table"),

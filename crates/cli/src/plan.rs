@@ -2,7 +2,7 @@
 
 use crate::args::ServeArgs;
 use crate::failure::Failure;
-use engine::spec::{DeviceName, LayerSpec, NbdAddress, StackSpec, TlsSpec, check_limits};
+use engine::spec::{DeviceName, FuseSpec, LayerSpec, NbdAddress, StackSpec, TlsSpec, check_limits};
 use engine::topology::{DeviceSpec, ExportKind, ExportSpec, NbdOptions, Topology};
 use std::fmt::Display;
 use std::path::Path;
@@ -65,14 +65,22 @@ fn exports(
         NbdAddress::Unix(path) => NbdAddress::Unix(here.join(path)),
         tcp @ NbdAddress::Tcp { .. } => tcp,
     };
-    if args.nbd.is_empty() {
-        return Ok(vec![export(ExportKind::Default(options))]);
-    }
     let nbd = |text: &String| {
         let address = rooted(parsed(what, text)?);
         Ok(export(ExportKind::Nbd { address, options: options.clone() }))
     };
-    args.nbd.iter().map(nbd).collect()
+    let fuse = |text: &String| {
+        let spec: FuseSpec = parsed(what, text)?;
+        Ok(export(ExportKind::Fuse(spec.rooted(here))))
+    };
+    let mut exports: Vec<ExportSpec> = args.nbd.iter().map(nbd).collect::<Result<_, Failure>>()?;
+    for text in &args.fuse {
+        exports.push(fuse(text)?);
+    }
+    if exports.is_empty() {
+        exports.push(export(ExportKind::Default(options)));
+    }
+    Ok(exports)
 }
 
 fn parsed<T: FromStr<Err: Display>>(what: &str, text: &str) -> Result<T, Failure> {

@@ -196,6 +196,10 @@ impl Serving {
                 let uri = host.export_nbd(&device, address, &options.name, &options.tls)?;
                 Ok(vec![ShownAt { kind: "nbd", address: uri }])
             }
+            ExportKind::Fuse(spec) => {
+                let path = host.export_fuse(&device, spec)?;
+                Ok(vec![ShownAt { kind: "fuse", address: path }])
+            }
             ExportKind::Default(options) => self.export_by_default(host, &device, options),
         });
         shown.map_err(|why| self.failure(&export.device, why))

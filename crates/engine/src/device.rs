@@ -12,6 +12,7 @@ use block::{Bytes, LimitsError, ParseLimitsError, Profile, QueueLimits};
 use queue::{DEPTH_MAX, Nanos, QueueStats, Snapshot, StackError};
 use ring::KernelRing;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -192,6 +193,11 @@ impl Device {
     /// Whether writes are refused.
     pub fn read_only(&self) -> bool {
         self.form().tree.profile().read_only
+    }
+
+    /// The file behind it, when the device is that file whole and as it is. `None`: it is something else.
+    pub(crate) fn plain_file(&self) -> Option<io::Result<OwnedFd>> {
+        self.form().tree.plain_file()
     }
 
     /// What it can do.

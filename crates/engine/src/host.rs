@@ -4,10 +4,11 @@
 use crate::change::ChangeError;
 use crate::control::{BoxFuture, ExportInfo};
 use crate::device::{Device, DeviceConfig, DeviceError};
+use crate::fuse::{FuseError, FuseExport};
 use crate::listen::Listening;
 use crate::nbd::{Listener, NameTaken, Tls, TlsError};
 use crate::reactor::{Attach, Reactor};
-use crate::spec::{Bytes, NbdAddress, TlsSpec};
+use crate::spec::{Bytes, FuseSpec, NbdAddress, TlsSpec};
 use ring::{EngineInfo, RingConfig};
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -66,6 +67,9 @@ pub enum HostError {
     /// It cannot be changed so.
     #[error(transparent)]
     Change(#[from] ChangeError),
+    /// It cannot be shown as a file, or not be taken away.
+    #[error(transparent)]
+    Fuse(#[from] FuseError),
     /// The last flush failed: what was written since the one before may be lost.
     #[error("the final flush failed: writes that were not flushed before may be lost")]
     Flush,
@@ -241,6 +245,18 @@ impl Host {
         Ok(uri)
     }
 
+    /// Show a device as a file, and say which.
+    ///
+    /// # Errors
+    /// It cannot be mounted there; nothing is left behind.
+    pub fn export_fuse(&self, device: &Arc<Device>, spec: &FuseSpec) -> Result<String, HostError> {
+        Host::refuse_zones(device, "FUSE")?;
+        let export = FuseExport::start(self, device, spec)?;
+        let path = export.path().display().to_string();
+        self.add_export(device, Arc::new(export));
+        Ok(path)
+    }
+
     /// From here on the device is shown in this way, too.
     pub(crate) fn add_export(&self, device: &Arc<Device>, export: Arc<dyn Export>) {
         lock(&self.shown).push(Shown { device: device.clone(), export });
@@ -276,6 +292,11 @@ impl Host {
     /// How a device is offered.
     pub fn exports(&self, device: &Arc<Device>) -> Vec<ExportInfo> {
         self.exports_of(device).iter().map(|export| export.info(device)).collect()
+    }
+
+    /// Hand a client of a device to a certain reactor.
+    pub(crate) fn attach_to(&self, number: usize, device: Arc<Device>, attach: Attach) {
+        self.reactors[number].attach(device, attach);
     }
 
     /// Hand a new client of a device to the reactor whose turn it is.

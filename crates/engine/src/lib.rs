@@ -5,6 +5,7 @@
 pub mod change;
 pub mod control;
 pub mod device;
+pub mod fuse;
 pub mod host;
 pub mod listen;
 pub mod nbd;

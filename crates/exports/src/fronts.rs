@@ -2,7 +2,7 @@
 //!
 //! A front-end that is asked about a queue that it does not serve does nothing: closing a device asks all of them.
 
-use crate::{nbd, ublk};
+use crate::{fuse, nbd, ublk};
 use block::Bytes;
 use queue::{Done, QueueId, Queues};
 use ring::{Event, KernelRing};
@@ -15,10 +15,13 @@ pub enum FrontNumber {
     Nbd = 0,
     /// Queues of ublk devices.
     Ublk = 1,
+    /// Devices shown as files.
+    Fuse = 2,
 }
 
 const NBD: u8 = FrontNumber::Nbd as u8;
 const UBLK: u8 = FrontNumber::Ublk as u8;
+const FUSE: u8 = FrontNumber::Fuse as u8;
 
 /// What a front-end works with during a turn.
 pub struct Turn<'a> {
@@ -60,11 +63,13 @@ pub struct Fronts {
     pub nbd: nbd::Front,
     /// Queues of ublk devices.
     pub ublk: ublk::Front,
+    /// Devices shown as files.
+    pub fuse: fuse::Front,
 }
 
 impl Fronts {
-    fn all(&mut self) -> [&mut dyn Front; 2] {
-        [&mut self.nbd, &mut self.ublk]
+    fn all(&mut self) -> [&mut dyn Front; 3] {
+        [&mut self.nbd, &mut self.ublk, &mut self.fuse]
     }
 
     /// Something has come or ended that is not a node's.
@@ -75,6 +80,7 @@ impl Fronts {
         match event {
             Event::Ended { token, .. } => match token.front {
                 UBLK => self.ublk.event(event, turn),
+                FUSE => self.fuse.event(event, turn),
                 other => unreachable!("no front-end has number {other}"),
             },
             socket => self.nbd.event(socket, turn),
@@ -87,6 +93,7 @@ impl Fronts {
     /// As [`event`](Fronts::event).
     pub fn done(&mut self, queue: QueueId, done: Done, turn: &mut Turn<'_>) {
         match done.owner.front() {
+            FUSE => self.fuse.done(queue, done, turn),
             NBD => self.nbd.done(queue, done, turn),
             UBLK => self.ublk.done(queue, done, turn),
             other => unreachable!("no front-end has number {other}"),
@@ -100,7 +107,7 @@ impl Fronts {
 
     /// Whether [`commit`](Fronts::commit) has something left to do.
     pub fn is_dirty(&self) -> bool {
-        self.nbd.is_dirty() || self.ublk.is_dirty()
+        self.nbd.is_dirty() || self.ublk.is_dirty() || self.fuse.is_dirty()
     }
 
     /// See [`Front::close_lane`].
@@ -110,7 +117,7 @@ impl Fronts {
 
     /// Whether anybody is still there.
     pub fn is_open(&self, queue: QueueId) -> bool {
-        self.nbd.is_open(queue) || self.ublk.is_open(queue)
+        self.nbd.is_open(queue) || self.ublk.is_open(queue) || self.fuse.is_open(queue)
     }
 
     /// The device behind this queue changed while its queue was frozen: what may be counted on, and its size.

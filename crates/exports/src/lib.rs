@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod fronts;
+pub mod fuse;
 pub mod nbd;
 pub mod ublk;
 

@@ -6,4 +6,5 @@
 
 #![forbid(unsafe_code)]
 
+pub mod fuse;
 pub mod nbd;

@@ -297,6 +297,24 @@ impl KernelRing {
         }
     }
 
+    /// Tell once when a file can be read or has failed, by [`Event::Ended`] with the readiness as `poll` has
+    /// it. Of several rings that watch one file, it may be that only one is told. A token that watches may not
+    /// watch anew before that.
+    pub fn watch(&mut self, token: Token, file: FileId) {
+        match &mut *self.engine {
+            Engine::Uring(uring) => uring.watch(&self.core, token, file),
+            Engine::Epoll(epoll) => epoll.watch(&mut self.core, token, file),
+        }
+    }
+
+    /// End that soon: its event comes, once, if it has not come yet; it tells of readiness or of `-ECANCELED`.
+    pub fn watch_end(&mut self, token: Token) {
+        match &mut *self.engine {
+            Engine::Uring(uring) => uring.watch_end(token),
+            Engine::Epoll(epoll) => epoll.watch_end(&mut self.core, token),
+        }
+    }
+
     #[inline]
     fn start_op(
         &mut self,

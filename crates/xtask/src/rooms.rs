@@ -33,6 +33,7 @@ pub const ROOMS: &[Room] = &[
     room("layers", &["block", "queue"]),
     room("backends", &["block", "queue", "ring"]),
     room("proto", &["block"]),
+    room("fuse", &[]),
     Room {
         name: "exports",
         may_use: &["proto", "block", "queue", "ring", "ublk"],
@@ -41,7 +42,7 @@ pub const ROOMS: &[Room] = &[
     },
     room(
         "engine",
-        &["block", "queue", "ring", "ublk", "partition", "layers", "backends", "proto", "exports"],
+        &["block", "queue", "ring", "ublk", "partition", "layers", "backends", "proto", "fuse", "exports"],
     ),
     room("cli", &["engine"]),
     room("web", &["engine"]),

@@ -10,6 +10,7 @@
 //! fit each other. Whether files exist is `check`'s and `open`'s matter.
 
 mod export;
+mod fuse;
 mod items;
 mod layer;
 mod name;
@@ -19,6 +20,7 @@ mod time;
 
 pub use block::Bytes;
 pub use export::{NBD_PORT, NbdAddress, TlsMode, TlsSpec, nbd_uri};
+pub use fuse::{FuseSpec, LoopSpec};
 pub use layer::{LayerSpec, check_limits};
 pub use name::DeviceName;
 pub use null::{IrqMode, NullSpec};

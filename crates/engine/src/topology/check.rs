@@ -3,7 +3,7 @@
 use super::{DeviceSpec, ExportKind, ExportSpec, NbdOptions, Problem, Topology};
 use crate::spec::{FileSpec, NbdAddress, StackSpec};
 use rustix::fs::{Access, access};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
@@ -12,10 +12,17 @@ impl Topology {
     pub fn conflicts(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
         let mut seen: HashMap<&NbdAddress, Vec<&NbdOptions>> = HashMap::new();
+        let mut mounted_on = HashSet::new();
         for export in &self.exports {
             if !self.devices.iter().any(|device| device.name == export.device) {
                 let why = format!("there is no device \"{}\" (write [device.{0}])", export.device);
                 problems.push(Problem::new(export.line, "export.device", why));
+            }
+            if let ExportKind::Fuse(spec) = &export.kind
+                && !mounted_on.insert(&spec.path)
+            {
+                let why = format!("{} is mounted on twice (name another file)", spec.path.display());
+                problems.push(Problem::new(export.line, "export.fuse", why));
             }
             let ExportKind::Nbd { address, options } = &export.kind else { continue };
             let others = seen.entry(address).or_default();
@@ -130,6 +137,12 @@ fn check_export(export: &ExportSpec) -> Vec<Problem> {
         && let Err(why) = writable_directory(path)
     {
         problems.push(Problem::new(export.line, "export.nbd", why));
+    }
+    if let ExportKind::Fuse(spec) = &export.kind
+        && !spec.path.exists()
+        && let Err(why) = writable_directory(&spec.path)
+    {
+        problems.push(Problem::new(export.line, "export.fuse", why));
     }
     let files = export.nbd_options().and_then(|options| options.tls.files());
     let Some((chain, key, authority)) = files else { return problems };

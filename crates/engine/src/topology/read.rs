@@ -1,7 +1,7 @@
 //! From TOML to a topology. Every problem is kept, and reading goes on.
 
 use super::{DEPTH_MAX, DeviceSpec, ExportKind, ExportSpec, NbdOptions, Problem, QUEUES_MAX, Topology};
-use crate::spec::{DeviceName, NbdAddress, TlsMode, TlsSpec};
+use crate::spec::{DeviceName, FuseSpec, NbdAddress, TlsMode, TlsSpec};
 use std::fmt::Display;
 use std::path::Path;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use toml::de::{DeTable, DeValue};
 
 const TOP_KEYS: &[&str] = &["device", "export", "poll", "queues", "ring"];
 const DEVICE_KEYS: &[&str] = &["stack", "layers", "limits", "depth"];
-const EXPORT_KEYS: &[&str] = &["device", "nbd", "name", "tls", "tls-certificates", "tls-verify-peer"];
+const EXPORT_KEYS: &[&str] = &["device", "fuse", "nbd", "name", "tls", "tls-certificates", "tls-verify-peer"];
 
 pub(super) fn topology(text: &str, base: &Path) -> (Topology, Vec<Problem>) {
     let mut reader = Reader { text, base, problems: Vec::new() };
@@ -188,9 +188,16 @@ impl Reader<'_> {
             .map_err(|why| self.problems.push(Problem::new(line, join(path, "tls"), why)));
         let device = device?;
         let options = NbdOptions { name: name.unwrap_or_else(|| device.to_string()), tls: tls.ok()? };
-        let kind = match address {
-            Some(address) => ExportKind::Nbd { address, options },
-            None => ExportKind::Default(options),
+        let fuse: Option<FuseSpec> = self.parsed(at, "fuse");
+        let ways = [at.table.contains_key("nbd"), at.table.contains_key("fuse")];
+        if ways.into_iter().filter(|given| *given).count() > 1 {
+            let why = "it is shown in two ways (write an [[export]] for each)";
+            self.problems.push(Problem::new(line, path, why));
+        }
+        let kind = match (address, fuse) {
+            (Some(address), _) => ExportKind::Nbd { address, options },
+            (None, Some(spec)) => ExportKind::Fuse(spec.rooted(self.base)),
+            (None, None) => ExportKind::Default(options),
         };
         Some(ExportSpec { device, kind, line })
     }

@@ -181,6 +181,15 @@ impl Tree {
         }
     }
 
+    /// The file behind it, when the tree is that file whole and nothing else.
+    pub(crate) fn plain_file(&self) -> Option<std::io::Result<std::os::fd::OwnedFd>> {
+        let Element::Backend(source) = &self.element else { return None };
+        let Source::File(file) = &**source else { return None };
+        let facts = file.shared().facts();
+        let whole = facts.start.0 == 0 && file.spec().sizelimit.is_none() && !facts.block_device;
+        whole.then(|| file.descriptor())
+    }
+
     /// Make the nodes of a queue of that depth on the thread that owns `ring`. When that fails the ring holds
     /// nothing more than before.
     pub(crate) fn mount(&self, ring: &mut KernelRing, depth: u16) -> Result<Mounted, DeviceError> {

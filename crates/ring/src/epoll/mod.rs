@@ -6,7 +6,7 @@
 mod sockets;
 mod workers;
 
-use crate::config::SocketId;
+use crate::config::{Event, SocketId, Token};
 use crate::core::Core;
 use crate::ops::Origin;
 use crate::sockets::Sockets;
@@ -24,6 +24,8 @@ use workers::Workers;
 const BATCH: usize = 64;
 /// What the waker is watched under; a socket's id is smaller.
 const WAKER: u64 = u64::MAX;
+/// Marks what a file is watched under; the rest is a front-end's token.
+const WATCH: u64 = 1 << 62;
 /// How many turns may pass on what is at hand before the kernel is asked for news.
 const TURNS_WITHOUT_LOOKING: u32 = 1;
 
@@ -38,6 +40,8 @@ pub(crate) struct Epoll {
     /// Chunks that may be received into; last in, first out, as that one is warm.
     chunks: Vec<u16>,
     workers: Workers,
+    /// Files that are watched.
+    watched: Vec<(Token, RawFd)>,
     turns_without_looking: u32,
     /// The kernel knows `epoll_pwait2` (5.11).
     fine_timeouts: bool,
@@ -55,6 +59,7 @@ impl Epoll {
             starved: VecDeque::new(),
             chunks: (0..core.chunks.count()).rev().collect(),
             workers: Workers::new(core.waker.clone()),
+            watched: Vec::new(),
             turns_without_looking: 0,
             fine_timeouts: true,
         })
@@ -87,6 +92,27 @@ impl Epoll {
         if self.workers.take_back(slot) {
             drop(core.op_ended(slot, -i64::from(libc::ECANCELED)));
         }
+    }
+
+    pub(crate) fn watch(&mut self, core: &mut Core, token: Token, file: FileId) {
+        let (fd, _) = core.files.target(file);
+        self.watched.push((token, fd));
+        if control(&self.fd, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN, WATCH | token.bits()).is_err() {
+            // What cannot be waited for can be read.
+            self.watch_over(core, token, i64::from(libc::EPOLLIN));
+        }
+    }
+
+    pub(crate) fn watch_end(&mut self, core: &mut Core, token: Token) {
+        self.watch_over(core, token, -i64::from(libc::ECANCELED));
+    }
+
+    fn watch_over(&mut self, core: &mut Core, token: Token, result: i64) {
+        let Some(position) = self.watched.iter().position(|(other, _)| *other == token) else { return };
+        let (_, fd) = self.watched.swap_remove(position);
+        // It was never added when it could not be.
+        let _ = control(&self.fd, libc::EPOLL_CTL_DEL, fd, 0, 0);
+        core.events.push_back(Event::Ended { token, result });
     }
 
     pub(crate) fn turn(&mut self, core: &mut Core, wait: bool) -> io::Result<()> {
@@ -142,9 +168,13 @@ impl Epoll {
             Err(error) => return Err(error),
         };
         for event in &batch[..count] {
-            match event.u64 {
+            let (about, events) = (event.u64, event.events);
+            match about {
                 WAKER => self.woken(core),
-                id => self.became_ready(core, SocketId(id as u32), event.events),
+                watch if watch & WATCH != 0 => {
+                    self.watch_over(core, Token::from_bits(watch & !WATCH), events.into());
+                }
+                id => self.became_ready(core, SocketId(id as u32), events),
             }
         }
         Ok(count > 0)

@@ -259,6 +259,36 @@ fn what_a_front_end_asks_for_ends_under_its_token() {
     });
 }
 
+#[test]
+fn a_watched_file_tells_once_that_it_can_be_read() {
+    on_both(RingConfig::default(), |mut ring| {
+        let (reader, writer) = rustix::net::socketpair(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::STREAM,
+            rustix::net::SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        let reader = Arc::new(reader);
+        let file = ring.add_file(reader.clone()).unwrap();
+        let token = Token { front: 3, index: 1, number: 2 };
+        ring.watch(token, file);
+        ring.watch_end(token);
+        assert_eq!(ended(&mut ring), (token, -i64::from(libc::ECANCELED)));
+        for _ in 0..2 {
+            ring.watch(token, file);
+            ring.turn(Wait::No).unwrap();
+            assert_eq!(ring.next_event(), None);
+            rustix::io::write(&writer, b"x").unwrap();
+            let (told, readiness) = ended(&mut ring);
+            assert_eq!((told, readiness & i64::from(libc::EPOLLIN)), (token, i64::from(libc::EPOLLIN)));
+            let mut byte = [0; 8];
+            assert_eq!(rustix::io::read(&*reader, &mut byte).unwrap(), 1);
+        }
+        ring.remove_file(file);
+    });
+}
+
 #[track_caller]
 fn ended(ring: &mut KernelRing) -> (Token, i64) {
     match next(ring) {

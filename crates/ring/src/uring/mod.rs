@@ -40,6 +40,8 @@ mod kind {
     pub(super) const CANCEL: u64 = 6 << 56;
     /// The rest is a front-end's token.
     pub(super) const COMMAND: u64 = 7 << 56;
+    /// The same, for a file that is watched.
+    pub(super) const WATCH: u64 = 8 << 56;
     pub(super) const MASK: u64 = 0xff << 56;
 }
 
@@ -297,6 +299,20 @@ impl Uring {
         self.push_cancel(kind::COMMAND | token.bits());
     }
 
+    /// Wait once until a file can be read.
+    pub(crate) fn watch(&mut self, core: &Core, token: Token, file: FileId) {
+        let (fd, fixed) = core.files.target(file);
+        let target = Target::new(fd, fixed);
+        // Of several threads that wait for one file, the one that waits longest is woken.
+        let events = (libc::EPOLLIN | libc::EPOLLEXCLUSIVE) as u32;
+        let entry = opcode::PollAdd::new(target.fd(), events).build();
+        self.push(target.aim(entry).user_data(kind::WATCH | token.bits()));
+    }
+
+    pub(crate) fn watch_end(&mut self, token: Token) {
+        self.push_cancel(kind::WATCH | token.bits());
+    }
+
     pub(crate) fn cancel_op(&mut self, slot: u32) {
         self.push_cancel(kind::FILE | u64::from(slot));
     }
@@ -405,7 +421,7 @@ impl Uring {
                     self.drop_file(file);
                 }
             }
-            kind::COMMAND => {
+            kind::COMMAND | kind::WATCH => {
                 let token = Token::from_bits(user_data);
                 core.events.push_back(Event::Ended { token, result: result.into() });
             }

@@ -1,0 +1,201 @@
+//! The FUSE export, seen from the control plane: a device mounted as one file.
+//!
+//! Mounting makes one descriptor; each reactor gets a clone of it and serves what it takes from it. The control
+//! plane mounts, unmounts, and says who is in the way. It never opens or looks at the file itself: if it did and
+//! the process were killed while it waits for an answer of its own, nobody could answer any more.
+
+use crate::control::{BoxFuture, ExportInfo};
+use crate::device::Device;
+use crate::host::{Export, Host, HostError};
+use crate::reactor::Attach;
+use crate::spec::{Bytes, FuseSpec};
+use exports::fuse::{FileFacts, Shared};
+use fuse::{Mount, MountError, MountOptions};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+mod users;
+
+pub use users::{User, users_of};
+
+/// How long the kernel may take for its first words, which are needed before I/O can pass us by.
+const FIRST_WORDS_MAX: Duration = Duration::from_secs(5);
+/// How often that is looked for: 0.2 ms.
+const LOOK: Duration = Duration::from_micros(200);
+
+/// Why a device is not shown as a file, or not taken away.
+#[derive(Debug, thiserror::Error)]
+pub enum FuseError {
+    /// It could not be mounted.
+    #[error(transparent)]
+    Mount(#[from] MountError),
+    /// A descriptor could not be had.
+    #[error("{}: {source} (is the limit on open files reached?)", path.display())]
+    Descriptor {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// I/O cannot pass us by.
+    #[error("passthrough: {why} (leave it out)")]
+    Passthrough {
+        /// Why.
+        why: String,
+    },
+    /// Somebody uses the file.
+    #[error("{} is in use{users} (end that, and delete it again)", path.display())]
+    InUse {
+        /// The file.
+        path: PathBuf,
+        /// By whom; begins with a blank unless it is empty.
+        users: String,
+    },
+    /// It could not be unmounted.
+    #[error("{}: it cannot be unmounted: {source} (try umount -l)", path.display())]
+    Unmount {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A device that is mounted as a file.
+pub(crate) struct FuseExport {
+    mount: Mount,
+    shared: Arc<Shared>,
+    /// To speak to the kernel by; gone with the mount.
+    device: Mutex<Option<OwnedFd>>,
+}
+
+impl FuseExport {
+    /// Mount a device and have every reactor serve it.
+    pub(crate) fn start(host: &Host, device: &Arc<Device>, spec: &FuseSpec) -> Result<FuseExport, FuseError> {
+        let backing = if spec.passthrough { Some(passed_through(device)?) } else { None };
+        let options = MountOptions { name: device.name().to_owned(), read_only: device.read_only() };
+        let (mount, descriptor) = Mount::new(&spec.path, &options)?;
+        let shared = Arc::new(Shared::new(facts(device, spec)));
+        let export = FuseExport { mount, shared, device: Mutex::new(Some(descriptor)) };
+        match export.serve(host, device, backing) {
+            Ok(()) => Ok(export),
+            Err(why) => {
+                let _ = export.unmount(true);
+                Err(why)
+            }
+        }
+    }
+
+    fn serve(&self, host: &Host, device: &Arc<Device>, backing: Option<OwnedFd>) -> Result<(), FuseError> {
+        let held = self.device.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(descriptor) = held.as_ref() else { return Ok(()) };
+        let failed = |source| FuseError::Descriptor { path: self.mount.path().to_owned(), source };
+        for number in 0..host.reactors().len() {
+            let clone = fuse::clone_descriptor(descriptor).map_err(failed)?;
+            host.attach_to(number, device.clone(), adoption(clone, self.shared.clone()));
+        }
+        let Some(backing) = backing else { return Ok(()) };
+        let refused = |why: String| FuseError::Passthrough { why };
+        let deadline = Instant::now() + FIRST_WORDS_MAX;
+        let agreement = loop {
+            match self.shared.agreement() {
+                None if Instant::now() < deadline => std::thread::sleep(LOOK),
+                agreement => break agreement,
+            }
+        };
+        if agreement != Some(true) {
+            return Err(refused("this kernel cannot do that (6.9 and later can)".to_owned()));
+        }
+        let number = fuse::backing_open(descriptor.as_fd(), backing.as_fd());
+        self.shared.pass_through(number.map_err(|why| refused(why.to_string()))?);
+        Ok(())
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        self.mount.path()
+    }
+
+    /// Take the mount away.
+    pub(crate) fn unmount(&self, lazily: bool) -> Result<(), FuseError> {
+        let path = self.mount.path();
+        match fuse::unmount(path, lazily, self.mount.made_file()) {
+            Ok(()) => {}
+            // Somebody has done so already.
+            Err(why) if why.raw_os_error() == Some(libc::EINVAL) => {}
+            Err(why) if why.raw_os_error() == Some(libc::EBUSY) => {
+                let users = users::listed(&users_of(path));
+                return Err(FuseError::InUse { path: path.to_owned(), users });
+            }
+            Err(source) => return Err(FuseError::Unmount { path: path.to_owned(), source }),
+        }
+        drop(self.device.lock().unwrap_or_else(PoisonError::into_inner).take());
+        Ok(())
+    }
+}
+
+impl Export for FuseExport {
+    fn info(&self, _device: &Device) -> ExportInfo {
+        let passes =
+            if self.shared.backing().is_some() { "fuse, passed through and not counted" } else { "fuse" };
+        ExportInfo {
+            kind: passes.to_owned(),
+            address: self.mount.path().display().to_string(),
+            connections: u64::from(self.shared.channels() > 0),
+            tls: "off".to_owned(),
+        }
+    }
+
+    fn close<'a>(&'a self, _device: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>> {
+        Box::pin(async { Ok(self.unmount(false)?) })
+    }
+
+    fn resized(&self, size: Bytes) -> BoxFuture<'_, Result<(), HostError>> {
+        self.shared.resized(size.0);
+        if let Some(device) = self.device.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
+            let mut message = [0; proto::fuse::REPLY_LEN_MAX];
+            let len = proto::fuse::put_inval_inode(&mut message);
+            // ENOENT: the kernel knows nothing of the file that could be wrong.
+            let _ = rustix::io::write(device, &message[..len]);
+        }
+        Box::pin(async { Ok(()) })
+    }
+}
+
+fn adoption(descriptor: OwnedFd, shared: Arc<Shared>) -> Attach {
+    Box::new(move |lane, fronts, turn| {
+        let front = &mut fronts.fuse;
+        if !front.has_lane(lane.queue) {
+            front.open_lane(lane.queue, lane.depth, lane.facts.lends);
+        }
+        if let Err(error) = front.adopt(descriptor, lane.queue, shared, turn) {
+            tracing::error!(%error, "a mount could not be served on one of the threads");
+        }
+    })
+}
+
+fn facts(device: &Device, spec: &FuseSpec) -> FileFacts {
+    let can = device.abilities();
+    FileFacts {
+        size: device.size().0,
+        read_only: device.read_only(),
+        block_len_min: device.block_size_min(),
+        block_len_preferred: device.block_size_preferred(),
+        fua: can.fua,
+        write_zeroes: can.write_zeroes,
+        passthrough: spec.passthrough,
+        owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
+    }
+}
+
+/// The file behind a device whose stack adds nothing to it.
+fn passed_through(device: &Device) -> Result<OwnedFd, FuseError> {
+    let refused = |why: &str| FuseError::Passthrough { why: why.to_owned() };
+    device
+        .plain_file()
+        .ok_or_else(|| refused("only a whole file without layers can be passed through"))?
+        .map_err(|why| FuseError::Passthrough { why: why.to_string() })
+}

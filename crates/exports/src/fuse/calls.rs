@@ -1,0 +1,267 @@
+//! From what the kernel asks for to requests of the stack. What needs no stack is answered at once.
+
+use super::shared::TRANSFER_MAX;
+use super::{Answer, Front, Pdu};
+use crate::{FrontNumber, Turn};
+use block::{Bytes, Data, Extent, Flags, Op, Request, Segment, Tag};
+use proto::fuse::wire::{CALL_LEN_MAX, HEAD_LEN, IN_HEADER_LEN, falloc, fopen};
+use proto::fuse::{self, Call, Change, Header, Offer, Seek, Transfer};
+use queue::{Owner, Ring};
+
+/// Requests that the kernel may have under way: as many as loop devices and writers ever have together.
+const BACKGROUND_MAX: u16 = 4096;
+/// Memory for the extents that a search looks at at a time: 256 of them.
+const EXTENTS_LEN: u32 = 256 * Extent::RECORD_LEN as u32;
+
+/// What becomes of a call.
+enum Step {
+    /// It goes to the stack.
+    Submit(Pdu, Request),
+    /// It was over: 0 or a positive errno.
+    End(i32),
+    /// It was over, and this many bytes of answer lie ready.
+    Ready(usize),
+    /// It is not to be answered.
+    Silence,
+}
+
+impl Front {
+    /// Do what a request of the kernel asks for. `tag` is free for it.
+    pub(super) fn call(&mut self, index: usize, tag: Tag, header: &Header, turn: &mut Turn<'_>) {
+        let Some(channel) = self.channels[index].as_mut() else { return };
+        let step = match read_call(header, channel.head, channel.body, turn) {
+            Call::Read(transfer) => self.read(index, header.unique, transfer, turn),
+            Call::Write(transfer) => self.write(index, header, transfer),
+            Call::Sync => submit(header.unique, Answer::Status, Request::flush()),
+            Call::Allocate { offset, len, mode } => self.allocate(index, header.unique, offset, len, mode),
+            Call::Seek { offset, what } => self.seek(index, header.unique, offset, what, turn),
+            other => self.answer_call(index, header.unique, other, turn),
+        };
+        let Some(channel) = self.channels[index].as_mut() else { return };
+        let queue = channel.queue;
+        match step {
+            Step::Submit(pdu, req) => {
+                channel.in_stack += 1;
+                if let Some(lane) = self.lane(queue) {
+                    lane.pdus[tag.index()] = pdu;
+                }
+                let owner = Owner::new(FrontNumber::Fuse as u8, index as u32);
+                return turn.queues.touch(queue).submit(tag, owner, req, turn.ring);
+            }
+            Step::End(errno) => {
+                let room = channel.answer_room();
+                let len = fuse::put_end(turn.ring.bytes_mut(room), header.unique, errno, 0);
+                channel.answer(&[room.slice(0, len as u32)], turn.ring);
+            }
+            Step::Ready(len) => {
+                let room = channel.answer_room();
+                channel.answer(&[room.slice(0, len as u32)], turn.ring);
+            }
+            Step::Silence => {}
+        }
+        turn.queues.get_mut(queue).release(tag);
+    }
+
+    fn read(&mut self, index: usize, unique: u64, transfer: Transfer, turn: &mut Turn<'_>) -> Step {
+        let Some(channel) = self.channels[index].as_ref() else { return Step::Silence };
+        let (facts, size) = (&channel.shared.facts, channel.shared.size());
+        if transfer.offset >= size || transfer.len == 0 {
+            return Step::End(0);
+        }
+        let len = u64::from(transfer.len).min(size - transfer.offset);
+        // Whole blocks, of which what was asked for is a part.
+        let block = u64::from(facts.block_len_min);
+        let start = transfer.offset - transfer.offset % block;
+        let end = (transfer.offset + len).next_multiple_of(block).min(size);
+        let answer = Answer::Data { skip: (transfer.offset - start) as u32, len: len as u32 };
+        let mut req = Request::new(Op::Read, Bytes(start), Bytes(end - start));
+        let mut pdu = Pdu { unique, answer, memory: Segment::EMPTY };
+        let queue = channel.queue;
+        if self.lane(queue).is_some_and(|lane| lane.lends) {
+            req.flags = Flags::MAY_LEND;
+        } else {
+            let Some(memory) = turn.ring.allocate((end - start) as u32) else {
+                return Step::End(libc::ENOMEM);
+            };
+            pdu.memory = memory;
+            req.data = Data::One(memory);
+        }
+        Step::Submit(pdu, req)
+    }
+
+    fn write(&mut self, index: usize, header: &Header, transfer: Transfer) -> Step {
+        let Some(channel) = self.channels[index].as_mut() else { return Step::Silence };
+        let (facts, size) = (&channel.shared.facts, channel.shared.size());
+        let block = u64::from(facts.block_len_min);
+        if facts.read_only {
+            return Step::End(libc::EROFS);
+        }
+        if header.len as usize != HEAD_LEN + transfer.len as usize {
+            return Step::End(libc::EIO);
+        }
+        if transfer.len == 0 {
+            return Step::End(libc::EINVAL);
+        }
+        if transfer.offset >= size {
+            return Step::End(libc::ENOSPC);
+        }
+        // As a block device has it: what fits is written.
+        let len = u64::from(transfer.len).min(size - transfer.offset);
+        if !transfer.offset.is_multiple_of(block) || !len.is_multiple_of(block) {
+            return Step::End(libc::EINVAL);
+        }
+        // The data stays where it was read; the next request is read elsewhere.
+        let Some(body) = channel.body.take() else { return Step::End(libc::EIO) };
+        let mut req = Request::new(Op::Write, Bytes(transfer.offset), Bytes(len));
+        req.data = Data::One(body.slice(0, len as u32));
+        let mut answer = Answer::Written(len as u32);
+        if transfer.is_durable() {
+            match facts.fua {
+                true => req.flags = Flags::FUA,
+                false => answer = Answer::FlushAfter(len as u32),
+            }
+        }
+        Step::Submit(Pdu { unique: header.unique, answer, memory: body }, req)
+    }
+
+    fn allocate(&mut self, index: usize, unique: u64, offset: u64, len: u64, mode: u32) -> Step {
+        let Some(channel) = self.channels[index].as_ref() else { return Step::Silence };
+        let (facts, size) = (&channel.shared.facts, channel.shared.size());
+        if facts.read_only {
+            return Step::End(libc::EROFS);
+        }
+        let flags = match mode & !falloc::KEEP_SIZE {
+            falloc::PUNCH_HOLE => Flags::NONE,
+            falloc::ZERO_RANGE => Flags::NO_UNMAP,
+            // Room cannot be asked for: a device has all of it, or finds out when it is written to.
+            _ => return Step::End(libc::EOPNOTSUPP),
+        };
+        let Some(end) = offset.checked_add(len) else { return Step::End(libc::EINVAL) };
+        if end > size && mode & falloc::KEEP_SIZE == 0 {
+            return Step::End(libc::ENOSPC);
+        }
+        let end = end.min(size);
+        if len == 0 || offset >= end {
+            return Step::End(0);
+        }
+        let block = u64::from(facts.block_len_min);
+        if !facts.write_zeroes || !offset.is_multiple_of(block) || !end.is_multiple_of(block) {
+            return Step::End(libc::EOPNOTSUPP);
+        }
+        let mut req = Request::new(Op::WriteZeroes, Bytes(offset), Bytes(end - offset));
+        req.flags = flags;
+        submit(unique, Answer::Status, req)
+    }
+
+    fn seek(&mut self, index: usize, unique: u64, offset: u64, what: Seek, turn: &mut Turn<'_>) -> Step {
+        let Some(channel) = self.channels[index].as_ref() else { return Step::Silence };
+        let hole = match what {
+            Seek::Data => false,
+            Seek::Hole => true,
+            Seek::Other => return Step::End(libc::EINVAL),
+        };
+        if offset >= channel.shared.size() {
+            return Step::End(libc::ENXIO);
+        }
+        match turn.ring.allocate(EXTENTS_LEN) {
+            Some(memory) => {
+                let (pdu, req) = self.search(index, unique, offset, hole, memory);
+                Step::Submit(pdu, req)
+            }
+            None => Step::End(libc::ENOMEM),
+        }
+    }
+
+    /// Ask the stack what the device is made of from here on.
+    pub(super) fn search(
+        &self,
+        index: usize,
+        unique: u64,
+        from: u64,
+        hole: bool,
+        memory: Segment,
+    ) -> (Pdu, Request) {
+        let shared = self.channels[index].as_ref().map(|channel| &channel.shared);
+        let (size, block) = shared.map_or((0, 1), |s| (s.size(), u64::from(s.facts.block_len_min)));
+        let start = from - from % block;
+        let asked = size.saturating_sub(start);
+        let mut req = Request::new(Op::Extents, Bytes(start), Bytes(asked));
+        req.data = Data::One(memory);
+        (Pdu { unique, answer: Answer::Found { from, asked, hole }, memory }, req)
+    }
+
+    /// Calls that need no stack.
+    fn answer_call(&mut self, index: usize, unique: u64, call: Call, turn: &mut Turn<'_>) -> Step {
+        let Some(channel) = self.channels[index].as_ref() else { return Step::Silence };
+        let shared = &channel.shared;
+        let room = turn.ring.bytes_mut(channel.answer_room());
+        match call {
+            Call::GetAttr => Step::Ready(fuse::put_attributes(room, unique, &shared.attributes())),
+            Call::SetAttr(change) => match changed(shared, &change) {
+                Ok(()) => Step::Ready(fuse::put_attributes(room, unique, &shared.attributes())),
+                Err(errno) => Step::End(errno),
+            },
+            Call::Open => {
+                let mut flags = fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES | fopen::NOFLUSH;
+                if shared.backing().is_some() {
+                    flags = fopen::PASSTHROUGH | fopen::NOFLUSH;
+                }
+                Step::Ready(fuse::put_open(room, unique, flags, shared.backing().unwrap_or(0)))
+            }
+            Call::StatFs => Step::Ready(fuse::put_statfs(room, unique, &shared.statfs())),
+            Call::Release | Call::Destroy => Step::End(0),
+            Call::Init { major, minor, max_readahead, flags } => {
+                let offer = Offer {
+                    transfer_max: TRANSFER_MAX,
+                    background_max: BACKGROUND_MAX,
+                    passthrough: shared.facts.passthrough,
+                };
+                match fuse::negotiate(&offer, major, minor, max_readahead, flags) {
+                    Some(agreement) => {
+                        shared.agree(agreement.has_passthrough());
+                        Step::Ready(fuse::put_init(room, unique, &agreement))
+                    }
+                    None => Step::End(libc::EPROTO),
+                }
+            }
+            Call::Unanswered => Step::Silence,
+            _ => Step::End(libc::ENOSYS),
+        }
+    }
+}
+
+fn submit(unique: u64, answer: Answer, req: Request) -> Step {
+    Step::Submit(Pdu { unique, answer, memory: Segment::EMPTY }, req)
+}
+
+/// Take a request apart that lies in two pieces.
+#[inline]
+fn read_call(header: &Header, head: Segment, body: Option<Segment>, turn: &Turn<'_>) -> Call {
+    let len = header.len as usize;
+    let is_write = header.opcode == fuse::wire::opcode::WRITE;
+    let first = turn.ring.bytes(head.slice(0, len.min(HEAD_LEN) as u32));
+    let body = match body {
+        Some(body) if len > HEAD_LEN && !is_write => body,
+        _ => return Call::parse(header, &first[IN_HEADER_LEN..]),
+    };
+    let mut whole = [0; CALL_LEN_MAX];
+    let more = (len - HEAD_LEN).min(CALL_LEN_MAX - HEAD_LEN);
+    whole[..HEAD_LEN].copy_from_slice(first);
+    whole[HEAD_LEN..HEAD_LEN + more].copy_from_slice(turn.ring.bytes(body.slice(0, more as u32)));
+    Call::parse(header, &whole[IN_HEADER_LEN..HEAD_LEN + more])
+}
+
+/// Change the file's attributes, all of those asked for or none.
+fn changed(shared: &super::Shared, change: &Change) -> Result<(), i32> {
+    match change.size {
+        Some(size) if size == shared.size() => {}
+        // What a block device does with O_TRUNC: nothing.
+        Some(0) if !change.of_open_file => {}
+        // A device's size is not its user's to choose.
+        Some(_) => return Err(libc::EINVAL),
+        None => {}
+    }
+    change.mode.into_iter().for_each(|mode| shared.set_mode(mode));
+    shared.set_owner(change.uid, change.gid);
+    Ok(())
+}

@@ -1,0 +1,185 @@
+//! One descriptor of a mount's connection, and how requests are taken from it.
+
+use super::shared::{Shared, TRANSFER_MAX};
+use super::{Front, Lane};
+use crate::Turn;
+use block::{Segment, Tag};
+use proto::fuse::Header;
+use proto::fuse::wire::HEAD_LEN;
+use queue::{FileId, FileOp, Patience, QueueId, Ring};
+use ring::{KernelRing, Token};
+use std::sync::Arc;
+
+/// Memory for the first part of a request, and behind that for an answer that is put together.
+pub(super) const HEAD_ROOM: u32 = 512;
+/// Where in that memory answers are put together.
+const ANSWER_AT: u32 = 256;
+/// Requests taken in before those that ended are answered: few enough that the first does not wait long (4 KiB
+/// requests of a file in memory take a microsecond each), enough to share what a turn costs.
+const BATCH: usize = 16;
+
+/// Whether the ring tells us of the next request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Watch {
+    /// No: we look ourselves.
+    No,
+    /// It does.
+    Yes,
+    /// It was asked to stop that.
+    Ending,
+}
+
+pub(super) struct Channel {
+    pub(super) file: FileId,
+    pub(super) queue: QueueId,
+    pub(super) token: Token,
+    pub(super) shared: Arc<Shared>,
+    pub(super) head: Segment,
+    /// Where the rest of the next request goes. `None`: the last request keeps it, another is to be had.
+    pub(super) body: Option<Segment>,
+    pub(super) watch: Watch,
+    /// There may be more to read at once.
+    pub(super) is_hot: bool,
+    /// It takes in nothing more.
+    pub(super) is_over: bool,
+    pub(super) in_stack: u32,
+}
+
+/// What came of looking for a request.
+enum Came {
+    /// So many bytes of one.
+    Request(usize),
+    /// Nothing at present.
+    Nothing,
+    /// The mount is gone.
+    Unmounted,
+}
+
+impl Channel {
+    pub(super) fn new(
+        file: FileId,
+        queue: QueueId,
+        token: Token,
+        shared: Arc<Shared>,
+        head: Segment,
+    ) -> Channel {
+        Channel {
+            file,
+            queue,
+            token,
+            shared,
+            head,
+            body: None,
+            watch: Watch::No,
+            is_hot: true,
+            is_over: false,
+            in_stack: 0,
+        }
+    }
+
+    /// Where an answer is put together.
+    pub(super) fn answer_room(&self) -> Segment {
+        self.head.slice(ANSWER_AT, HEAD_ROOM - ANSWER_AT)
+    }
+
+    /// Read one request, if there is one.
+    fn take(&mut self, ring: &mut KernelRing) -> Came {
+        let Some(body) = self.body.or_else(|| ring.allocate(TRANSFER_MAX)) else {
+            // Requests in the stack hold all there is; their ends bring us back.
+            return Came::Nothing;
+        };
+        self.body = Some(body);
+        let into = [self.head.slice(0, HEAD_LEN as u32), body];
+        loop {
+            match ring.try_now(self.file, FileOp::Read { offset: 0 }, &into, Patience::Unbounded) {
+                Some(len) if len > 0 => return Came::Request(len as usize),
+                // The next request was withdrawn while it was handed to us.
+                Some(error) if error == -i64::from(libc::ENOENT) => {}
+                Some(error) if error == -i64::from(libc::EAGAIN) => return Came::Nothing,
+                None => return Came::Nothing,
+                Some(_) => return Came::Unmounted,
+            }
+        }
+    }
+
+    /// Write an answer that lies in these pieces.
+    pub(super) fn answer(&mut self, pieces: &[Segment], ring: &mut KernelRing) {
+        let op = FileOp::Write { offset: 0, durable: false };
+        match ring.try_now(self.file, op, pieces, Patience::Unbounded) {
+            Some(len) if len >= 0 => {}
+            // Whoever asked was killed and does not wait any more.
+            Some(error) if error == -i64::from(libc::ENOENT) => {}
+            Some(error) if error == -i64::from(libc::ENODEV) => self.is_over = true,
+            // The kernel does not take it, so nobody gets another answer: it must not go missing.
+            _ => self.refuse_last(pieces[0], ring),
+        }
+    }
+
+    /// The answer that begins here was not taken as it is: say that the request failed.
+    #[cold]
+    fn refuse_last(&mut self, answer: Segment, ring: &mut KernelRing) {
+        let bytes = ring.bytes_mut(answer.slice(0, 16));
+        let unique = u64::from_ne_bytes(bytes[8..16].try_into().unwrap_or_default());
+        let len = proto::fuse::put_end(bytes, unique, libc::EIO, 0);
+        let op = FileOp::Write { offset: 0, durable: false };
+        ring.try_now(self.file, op, &[answer.slice(0, len as u32)], Patience::Unbounded);
+    }
+}
+
+impl Front {
+    /// Take in requests until there are no more, no tag is free, or enough have gathered.
+    pub(super) fn pump(&mut self, index: usize, turn: &mut Turn<'_>) {
+        let Some(queue) = self.channels[index].as_ref().map(|channel| channel.queue) else { return };
+        for taken in 0..BATCH {
+            let Some(channel) = self.channels[index].as_mut() else { return };
+            if channel.is_over {
+                return;
+            }
+            let Some(tag) = turn.queues.get_mut(queue).tag() else {
+                // An end of a request brings us back.
+                channel.is_hot = false;
+                return;
+            };
+            let came = channel.take(turn.ring);
+            if !matches!(came, Came::Request(_)) {
+                turn.queues.get_mut(queue).release(tag);
+            }
+            match came {
+                Came::Request(len) => {
+                    channel.is_hot = true;
+                    self.handle(index, tag, len, turn);
+                }
+                Came::Nothing => {
+                    // While what was taken is answered, more may come: look once more before asking to be told.
+                    channel.is_hot = taken > 0;
+                    if taken == 0 && channel.body.is_some() {
+                        channel.watch = Watch::Yes;
+                        turn.ring.watch(channel.token, channel.file);
+                    }
+                    return;
+                }
+                Came::Unmounted => {
+                    channel.is_over = true;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// What the next request asks for is known by its header; without one, nothing can go on.
+    fn handle(&mut self, index: usize, tag: Tag, len: usize, turn: &mut Turn<'_>) {
+        let Some(channel) = self.channels[index].as_mut() else { return };
+        let head = turn.ring.bytes(channel.head.slice(0, HEAD_LEN.min(len) as u32));
+        match Header::parse(head, len) {
+            Ok(header) => self.call(index, tag, &header, turn),
+            Err(_) => {
+                turn.queues.get_mut(channel.queue).release(tag);
+                channel.is_over = true;
+            }
+        }
+    }
+
+    pub(super) fn lane(&mut self, queue: QueueId) -> Option<&mut Lane> {
+        self.lanes.get_mut(usize::from(queue.0))?.as_mut()
+    }
+}

@@ -1,0 +1,171 @@
+//! The FUSE export: a device as one file, on one reactor thread.
+//!
+//! A [`Channel`] is one descriptor of a mount's connection. The kernel keeps what it asks for in one line per
+//! connection, from which every descriptor may take the next: so each reactor that serves the device has a
+//! clone, and takes as much as it can answer. A request is read in place into memory of ours, a write's data
+//! where the backend wants it; it becomes a tag of the device's hardware queue; its answer is written in place,
+//! with the data from where the backend put or lent it. Nothing is cached here or, for the file is opened for
+//! direct I/O, in the kernel.
+//!
+//! *Invariant:* a channel reads only while there is a tag for what it reads, so nothing that was read waits.
+//! *Invariant:* every request that was read is answered once, save those that the protocol leaves unanswered.
+//!
+//! Not here: mounting, `/dev/fuse` itself, and anything about which backends exist.
+
+mod calls;
+mod channel;
+mod reply;
+mod shared;
+
+use crate::{Front as FrontEnd, FrontNumber, Turn};
+use block::Segment;
+use channel::{Channel, Watch};
+use queue::{Done, QueueId, Ring};
+use ring::{Event, Token};
+pub use shared::{FileFacts, Shared, TRANSFER_MAX};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// What a request that is in the stack will be answered with.
+#[derive(Clone, Copy, Debug)]
+enum Answer {
+    /// The data that was read: so many bytes, from so many on.
+    Data { skip: u32, len: u32 },
+    /// How much was written.
+    Written(u32),
+    /// The same, once a flush has made it last.
+    FlushAfter(u32),
+    /// Nothing but how it went.
+    Status,
+    /// Where the next hole, or the next data, is; this much was asked about.
+    Found { from: u64, asked: u64, hole: bool },
+}
+
+/// A request that is in the stack.
+#[derive(Clone, Copy, Debug)]
+struct Pdu {
+    unique: u64,
+    answer: Answer,
+    /// Ours; empty when it has none.
+    memory: Segment,
+}
+
+impl Pdu {
+    const VACANT: Pdu = Pdu { unique: 0, answer: Answer::Status, memory: Segment::EMPTY };
+}
+
+/// A device that is served here.
+struct Lane {
+    pdus: Box<[Pdu]>,
+    lends: bool,
+}
+
+/// The FUSE channels of one reactor.
+#[derive(Default)]
+pub struct Front {
+    channels: Vec<Option<Channel>>,
+    lanes: Vec<Option<Lane>>,
+}
+
+impl Front {
+    /// Serve requests to the device behind this queue.
+    pub fn open_lane(&mut self, queue: QueueId, depth: u16, lends: bool) {
+        let index = usize::from(queue.0);
+        if self.lanes.len() <= index {
+            self.lanes.resize_with(index + 1, || None);
+        }
+        self.lanes[index] = Some(Lane { pdus: vec![Pdu::VACANT; depth.into()].into(), lends });
+    }
+
+    /// Whether that was done already.
+    pub fn has_lane(&self, queue: QueueId) -> bool {
+        self.lanes.get(usize::from(queue.0)).is_some_and(Option::is_some)
+    }
+
+    /// Take requests of a mount from this descriptor, which must not block.
+    ///
+    /// # Errors
+    /// The descriptor cannot be given to the ring, or the ring has no memory left.
+    pub fn adopt(
+        &mut self,
+        fd: OwnedFd,
+        queue: QueueId,
+        shared: Arc<Shared>,
+        turn: &mut Turn<'_>,
+    ) -> std::io::Result<()> {
+        let index = self.channels.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.channels.push(None);
+            self.channels.len() - 1
+        });
+        let number = u16::try_from(index).map_err(|_| std::io::ErrorKind::OutOfMemory)?;
+        let head = turn.ring.allocate(channel::HEAD_ROOM).ok_or(std::io::ErrorKind::OutOfMemory)?;
+        let file = turn.ring.add_file(Arc::new(fd))?;
+        let token = Token { front: FrontNumber::Fuse as u8, index: number, number: 0 };
+        shared.joined();
+        self.channels[index] = Some(Channel::new(file, queue, token, shared, head));
+        Ok(())
+    }
+
+    fn take_away_if_quiet(&mut self, index: usize, turn: &mut Turn<'_>) {
+        let quiet =
+            |channel: &mut Channel| channel.is_over && channel.in_stack == 0 && channel.watch == Watch::No;
+        let Some(channel) = self.channels[index].take_if(quiet) else { return };
+        channel.body.into_iter().chain([channel.head]).for_each(|memory| turn.ring.free(memory));
+        turn.ring.remove_file(channel.file);
+        channel.shared.left();
+    }
+}
+
+impl FrontEnd for Front {
+    fn event(&mut self, event: Event, turn: &mut Turn<'_>) {
+        let Event::Ended { token, .. } = event else { return };
+        let index = usize::from(token.index);
+        if let Some(Some(channel)) = self.channels.get_mut(index) {
+            channel.watch = Watch::No;
+            self.pump(index, turn);
+        }
+    }
+
+    fn done(&mut self, queue: QueueId, done: Done, turn: &mut Turn<'_>) {
+        self.ended(queue, done, turn);
+    }
+
+    fn commit(&mut self, turn: &mut Turn<'_>) {
+        for index in 0..self.channels.len() {
+            let Some(channel) = &mut self.channels[index] else { continue };
+            if channel.is_over {
+                if channel.watch == Watch::Yes {
+                    channel.watch = Watch::Ending;
+                    turn.ring.watch_end(channel.token);
+                }
+                self.take_away_if_quiet(index, turn);
+            } else if channel.watch == Watch::No {
+                self.pump(index, turn);
+            }
+        }
+    }
+
+    fn is_dirty(&self) -> bool {
+        self.channels
+            .iter()
+            .flatten()
+            .any(|channel| channel.watch == Watch::No && !channel.is_over && channel.is_hot)
+    }
+
+    fn close_lane(&mut self, queue: QueueId, _now: bool, _turn: &mut Turn<'_>) {
+        // Answers are written at once, so there is nobody who would not take them. `commit` does the rest.
+        for channel in self.channels.iter_mut().flatten().filter(|channel| channel.queue == queue) {
+            channel.is_over = true;
+        }
+    }
+
+    fn is_open(&self, queue: QueueId) -> bool {
+        self.channels.iter().flatten().any(|channel| channel.queue == queue)
+    }
+
+    fn drop_lane(&mut self, queue: QueueId, _turn: &mut Turn<'_>) {
+        if let Some(lane) = self.lanes.get_mut(usize::from(queue.0)) {
+            *lane = None;
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! From ended requests to answers.
+
+use super::{Answer, Front, Pdu};
+use crate::Turn;
+use block::{Data, Extent, Op, Request, Segment, Status};
+use proto::fuse;
+use queue::{Done, QueueId, Ring};
+
+impl Front {
+    /// A request that we submitted is over: answer it, or take it a step further.
+    pub(super) fn ended(&mut self, queue_id: QueueId, done: Done, turn: &mut Turn<'_>) {
+        let Done { tag, owner, status } = done;
+        let index = owner.index() as usize;
+        let Some(pdu) = self.lane(queue_id).map(|lane| lane.pdus[tag.index()]) else { return };
+        let queue = turn.queues.get_mut(queue_id);
+        let req = *queue.request(tag);
+        if let Some((pdu, req)) = self.next_step(index, &pdu, &req, status, turn) {
+            if let Some(lane) = self.lane(queue_id) {
+                lane.pdus[tag.index()] = pdu;
+            }
+            return turn.queues.touch(queue_id).submit(tag, owner, req, turn.ring);
+        }
+        queue_release(queue_id, tag, turn);
+        let Some(Some(channel)) = self.channels.get_mut(index) else { return };
+        let room = channel.answer_room();
+        let bytes = turn.ring.bytes_mut(room);
+        let data = match req.data {
+            Data::One(segment) => segment,
+            // We submit single segments only.
+            Data::Run { .. } => Segment::EMPTY,
+        };
+        let errno = status.errno();
+        match pdu.answer {
+            Answer::Data { skip, len } if errno == 0 => {
+                let header = fuse::put_end(bytes, pdu.unique, 0, len);
+                channel.answer(&[room.slice(0, header as u32), data.slice(skip, len)], turn.ring);
+            }
+            Answer::Written(len) | Answer::FlushAfter(len) if errno == 0 => {
+                let len = fuse::put_written(bytes, pdu.unique, len);
+                channel.answer(&[room.slice(0, len as u32)], turn.ring);
+            }
+            Answer::Found { from, asked, hole } if errno == 0 => {
+                let found = found(turn.ring.bytes(pdu.memory), req.offset.0, asked, from, hole);
+                let bytes = turn.ring.bytes_mut(room);
+                let len = match found {
+                    Found::At(offset) => fuse::put_number(bytes, pdu.unique, offset),
+                    _ if hole => fuse::put_number(bytes, pdu.unique, req.offset.0 + asked),
+                    _ => fuse::put_end(bytes, pdu.unique, libc::ENXIO, 0),
+                };
+                channel.answer(&[room.slice(0, len as u32)], turn.ring);
+            }
+            _ => {
+                let len = fuse::put_end(bytes, pdu.unique, errno, 0);
+                channel.answer(&[room.slice(0, len as u32)], turn.ring);
+            }
+        }
+        channel.in_stack -= 1;
+        if pdu.memory.len > 0 {
+            match channel.body {
+                // The next request is read where this one was: that memory is warm.
+                None if pdu.memory.len == super::TRANSFER_MAX => channel.body = Some(pdu.memory),
+                _ => turn.ring.free(pdu.memory),
+            }
+        }
+    }
+
+    /// What a request of several steps does next.
+    fn next_step(
+        &self,
+        index: usize,
+        pdu: &Pdu,
+        req: &Request,
+        status: Status,
+        turn: &Turn<'_>,
+    ) -> Option<(Pdu, Request)> {
+        if !status.is_ok() {
+            return None;
+        }
+        match pdu.answer {
+            Answer::FlushAfter(len) if req.op == Op::Write => {
+                Some((Pdu { answer: Answer::Written(len), ..*pdu }, Request::flush()))
+            }
+            Answer::Found { from, asked, hole } => {
+                let records = turn.ring.bytes(pdu.memory);
+                match found(records, req.offset.0, asked, from, hole) {
+                    Found::Behind(from) => Some(self.search(index, pdu.unique, from, hole, pdu.memory)),
+                    _ => None,
+                }
+            }
+            _ => None,
+        }
+    }
+}
+
+fn queue_release(id: QueueId, tag: block::Tag, turn: &mut Turn<'_>) {
+    turn.queues.get_mut(id).release(tag);
+}
+
+/// What a search came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Found {
+    /// It is here.
+    At(u64),
+    /// The records end before: go on from here.
+    Behind(u64),
+    /// It is not before the end.
+    No,
+}
+
+/// Look for a hole or for data from `from` on, in records that tell of `asked` bytes from `start` on.
+fn found(records: &[u8], start: u64, asked: u64, from: u64, hole: bool) -> Found {
+    let (mut at, end) = (start, start + asked);
+    for extent in records.chunks_exact(Extent::RECORD_LEN).map_while(Extent::from_record) {
+        let next = (at + extent.len.0).min(end);
+        if extent.zero == hole && next > from {
+            return Found::At(at.max(from));
+        }
+        at = next;
+    }
+    match at {
+        _ if at >= end => Found::No,
+        // Nothing was told: what is not known is data.
+        _ if at <= from && at == start => {
+            if hole {
+                Found::No
+            } else {
+                Found::At(from)
+            }
+        }
+        _ => Found::Behind(at),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::Bytes;
+
+    fn records(extents: &[(u64, bool)]) -> Vec<u8> {
+        let bytes =
+            extents.iter().flat_map(|&(len, zero)| Extent { len: Bytes(len), hole: zero, zero }.to_record());
+        bytes.chain([0; Extent::RECORD_LEN]).collect()
+    }
+
+    #[test]
+    fn a_search_stops_at_what_it_looks_for() {
+        let map = records(&[(4096, false), (4096, true), (8192, false)]);
+        assert_eq!(found(&map, 0, 16384, 0, false), Found::At(0));
+        assert_eq!(found(&map, 0, 16384, 100, true), Found::At(4096));
+        assert_eq!(found(&map, 0, 16384, 5000, true), Found::At(5000));
+        assert_eq!(found(&map, 0, 16384, 5000, false), Found::At(8192));
+        assert_eq!(found(&map, 0, 16384, 9000, true), Found::No);
+    }
+
+    #[test]
+    fn a_search_goes_on_where_the_records_end() {
+        let map = records(&[(4096, false), (4096, false)]);
+        assert_eq!(found(&map, 4096, 1 << 20, 4096, true), Found::Behind(4096 + 8192));
+        assert_eq!(found(&records(&[]), 4096, 4096, 4096, false), Found::At(4096));
+        assert_eq!(found(&records(&[]), 4096, 4096, 4096, true), Found::No);
+    }
+}

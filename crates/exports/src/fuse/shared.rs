@@ -1,0 +1,136 @@
+//! What all channels of a mount share: what the file is, and how many threads serve it. Written by any of
+//! them and by the control plane, seldom; read with plain loads.
+
+use proto::fuse::{Attributes, StatFs};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The most that one request of the kernel moves: its own limit, unless an administrator has raised that.
+pub const TRANSFER_MAX: u32 = 1 << 20;
+
+/// What the control plane knows of a device that is shown as a file.
+#[derive(Clone, Copy, Debug)]
+pub struct FileFacts {
+    /// Bytes.
+    pub size: u64,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// Reads and writes are of whole blocks of this many bytes; 1: of any length.
+    pub block_len_min: u32,
+    /// What to read and write at a time, in bytes.
+    pub block_len_preferred: u32,
+    /// A write can be made to last by itself.
+    pub fua: bool,
+    /// Ranges can be zeroed.
+    pub write_zeroes: bool,
+    /// Reads and writes shall go past us, where the kernel can do that.
+    pub passthrough: bool,
+    /// The file's owner and group at first.
+    pub owner: (u32, u32),
+}
+
+/// A mount.
+#[derive(Debug)]
+pub struct Shared {
+    pub(super) facts: FileFacts,
+    size: AtomicU64,
+    mode: AtomicU32,
+    uid: AtomicU32,
+    gid: AtomicU32,
+    born_s: u64,
+    /// The kernel and we have agreed.
+    agreed: AtomicBool,
+    /// And on passing through.
+    agreed_passthrough: AtomicBool,
+    /// The number of the backing file for that; 0: there is none.
+    backing: AtomicI32,
+    channels: AtomicU32,
+}
+
+impl Shared {
+    /// A mount that nobody serves yet.
+    pub fn new(facts: FileFacts) -> Shared {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        Shared {
+            facts,
+            size: AtomicU64::new(facts.size),
+            mode: AtomicU32::new(if facts.read_only { 0o400 } else { 0o600 }),
+            uid: AtomicU32::new(facts.owner.0),
+            gid: AtomicU32::new(facts.owner.1),
+            born_s: now.map_or(0, |since| since.as_secs()),
+            agreed: AtomicBool::new(false),
+            agreed_passthrough: AtomicBool::new(false),
+            backing: AtomicI32::new(0),
+            channels: AtomicU32::new(0),
+        }
+    }
+
+    /// Bytes that the file has.
+    #[inline]
+    pub fn size(&self) -> u64 {
+        self.size.load(Relaxed)
+    }
+
+    /// It has another size now. The kernel must be told, too.
+    pub fn resized(&self, size: u64) {
+        self.size.store(size, Relaxed);
+    }
+
+    /// Descriptors that serve it. 0 after there were some: it was unmounted.
+    pub fn channels(&self) -> u32 {
+        self.channels.load(Relaxed)
+    }
+
+    /// Whether the first words with the kernel have been exchanged; whether it can pass I/O through.
+    pub fn agreement(&self) -> Option<bool> {
+        self.agreed.load(Relaxed).then(|| self.agreed_passthrough.load(Relaxed))
+    }
+
+    /// From here on files that are opened are passed through to the backing file of that number.
+    pub fn pass_through(&self, backing: i32) {
+        self.backing.store(backing, Relaxed);
+    }
+
+    /// The number of the backing file.
+    pub fn backing(&self) -> Option<i32> {
+        Some(self.backing.load(Relaxed)).filter(|number| *number > 0)
+    }
+
+    pub(super) fn agree(&self, passthrough: bool) {
+        self.agreed_passthrough.store(passthrough, Relaxed);
+        self.agreed.store(true, Relaxed);
+    }
+
+    pub(super) fn joined(&self) {
+        self.channels.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn left(&self) {
+        self.channels.fetch_sub(1, Relaxed);
+    }
+
+    pub(super) fn set_mode(&self, mode: u32) {
+        self.mode.store(mode, Relaxed);
+    }
+
+    pub(super) fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) {
+        uid.into_iter().for_each(|uid| self.uid.store(uid, Relaxed));
+        gid.into_iter().for_each(|gid| self.gid.store(gid, Relaxed));
+    }
+
+    pub(super) fn attributes(&self) -> Attributes {
+        Attributes {
+            size: self.size(),
+            blocks: self.size() / 512,
+            mode: self.mode.load(Relaxed),
+            uid: self.uid.load(Relaxed),
+            gid: self.gid.load(Relaxed),
+            block_len: self.facts.block_len_preferred,
+            time_s: self.born_s,
+        }
+    }
+
+    pub(super) fn statfs(&self) -> StatFs {
+        StatFs { size: self.size(), block_len: self.facts.block_len_preferred }
+    }
+}

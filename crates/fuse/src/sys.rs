@@ -1,0 +1,57 @@
+//! The ioctls of `/dev/fuse`.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+/// `_IOR(229, 0, uint32_t)`: make this descriptor speak for the connection of another.
+const CLONE: libc::c_ulong = 0x8004_e500;
+/// `_IOW(229, 1, struct fuse_backing_map)`: name a file that I/O may be passed through to.
+const BACKING_OPEN: libc::c_ulong = 0x4010_e501;
+/// `_IOW(229, 2, uint32_t)`: forget it.
+const BACKING_CLOSE: libc::c_ulong = 0x4004_e502;
+
+/// `struct fuse_backing_map`.
+#[repr(C)]
+struct BackingMap {
+    fd: i32,
+    flags: u32,
+    padding: u64,
+}
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Another descriptor for the same connection, with a list of its own of what it has been handed: threads
+/// that have one each do not contend for that. It does not block.
+///
+/// # Errors
+/// Those of opening the device; `EINVAL`: a kernel before 4.2.
+pub fn clone_descriptor(of: &OwnedFd) -> io::Result<OwnedFd> {
+    let clone = super::mount::open_device()?;
+    let number = of.as_raw_fd() as u32;
+    // SAFETY: four readable bytes until the call returns.
+    check(unsafe { libc::ioctl(clone.as_raw_fd(), CLONE as _, &raw const number) })?;
+    Ok(clone)
+}
+
+/// Let I/O go past us to `file`, whose number for [`backing_close`] and for replies to OPEN this is.
+///
+/// # Errors
+/// `EPERM`: only root may; `EOPNOTSUPP`: the kernel is not made for it; `ELOOP`: `file` lies on a stack of
+/// file systems itself.
+pub fn backing_open(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::Result<i32> {
+    let map = BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
+    // SAFETY: a readable structure as the kernel lays it out, until the call returns.
+    check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), BACKING_OPEN as _, &raw const map) })
+}
+
+/// Take that back; files that are open keep it until they are closed.
+///
+/// # Errors
+/// `ENOENT`: there is no such number.
+pub fn backing_close(device: BorrowedFd<'_>, number: i32) -> io::Result<()> {
+    // SAFETY: four readable bytes until the call returns.
+    check(unsafe { libc::ioctl(device.as_raw_fd(), BACKING_CLOSE as _, &raw const number) }).map(drop)
+}

@@ -1,0 +1,100 @@
+//! INIT: what the kernel can do and what of it we use.
+
+use super::wire::{MAJOR, MINOR, MINOR_MIN, init};
+
+/// Pages of one request where the kernel does not let us choose: 128 KiB.
+const PAGES_DEFAULT: u16 = 32;
+/// A page, in bytes, as FUSE counts them on every machine that this runs on.
+const PAGE_LEN: u32 = 4096;
+
+/// What we would like.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Offer {
+    /// Bytes that one request moves at most: a multiple of a page.
+    pub transfer_max: u32,
+    /// Requests that the kernel has under way at most.
+    pub background_max: u16,
+    /// Reads and writes go past us to a backing file, where the kernel can do that.
+    pub passthrough: bool,
+}
+
+/// What was agreed on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Agreement {
+    /// The version spoken.
+    pub minor: u32,
+    /// Flags that both know.
+    pub flags: u64,
+    /// Bytes of one write at most.
+    pub write_max: u32,
+    /// Pages of one request at most.
+    pub pages_max: u16,
+    /// Requests that the kernel has under way at most.
+    pub background_max: u16,
+    /// How far the kernel may read ahead: as it likes.
+    pub readahead_max: u32,
+}
+
+impl Agreement {
+    /// Whether the kernel knows how to pass I/O through.
+    pub const fn has_passthrough(&self) -> bool {
+        self.flags & init::PASSTHROUGH != 0
+    }
+}
+
+/// Settle on what both sides can do. `None`: the kernel is older than anything that we speak.
+pub fn negotiate(offer: &Offer, major: u32, minor: u32, readahead_max: u32, flags: u64) -> Option<Agreement> {
+    if major != MAJOR || minor < MINOR_MIN {
+        return None;
+    }
+    let mut wanted = init::ASYNC_READ
+        | init::BIG_WRITES
+        | init::ASYNC_DIO
+        | init::ABORT_ERROR
+        | init::MAX_PAGES
+        | init::INIT_EXT
+        | init::DIRECT_IO_ALLOW_MMAP;
+    if offer.passthrough {
+        wanted |= init::PASSTHROUGH;
+    }
+    let flags = flags & wanted;
+    let pages_wanted = (offer.transfer_max / PAGE_LEN).clamp(1, u16::MAX.into()) as u16;
+    let pages_max = if flags & init::MAX_PAGES == 0 { PAGES_DEFAULT.min(pages_wanted) } else { pages_wanted };
+    Some(Agreement {
+        minor: minor.min(MINOR),
+        flags,
+        write_max: u32::from(pages_max) * PAGE_LEN,
+        pages_max,
+        background_max: offer.background_max,
+        readahead_max,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OFFER: Offer = Offer { transfer_max: 1 << 20, background_max: 256, passthrough: false };
+
+    #[test]
+    fn flags_that_are_not_known_are_not_taken() {
+        let got = negotiate(&OFFER, 7, 99, 131072, u64::MAX).unwrap();
+        assert_eq!(got.minor, MINOR);
+        assert_eq!(got.flags & !((1 << 31) - 1), init::DIRECT_IO_ALLOW_MMAP);
+        assert!(!got.has_passthrough());
+        assert_eq!((got.write_max, got.pages_max), (1 << 20, 256));
+    }
+
+    #[test]
+    fn a_kernel_that_fixes_the_pages_gets_requests_of_that_size() {
+        let got = negotiate(&OFFER, 7, 31, 0, init::ASYNC_DIO).unwrap();
+        assert_eq!((got.minor, got.flags), (31, init::ASYNC_DIO));
+        assert_eq!((got.write_max, got.pages_max), (128 << 10, 32));
+    }
+
+    #[test]
+    fn another_major_version_is_refused() {
+        assert_eq!(negotiate(&OFFER, 8, 0, 0, 0), None);
+        assert_eq!(negotiate(&OFFER, 7, 12, 0, 0), None);
+    }
+}

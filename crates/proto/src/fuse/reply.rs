@@ -1,0 +1,139 @@
+//! Answers, written where they are sent from. Each function returns the bytes that it wrote.
+
+use super::ROOT;
+use super::init::Agreement;
+use super::wire::{MAJOR, NOTIFY_INVAL_INODE, OUT_HEADER_LEN, put};
+
+/// The longest answer save for data that was read: a header and `fuse_attr_out`.
+pub const REPLY_LEN_MAX: usize = OUT_HEADER_LEN + 104;
+/// Bytes of the answer to INIT.
+pub const INIT_OUT_LEN: usize = OUT_HEADER_LEN + 64;
+
+/// For how many seconds the kernel may believe what it was told of the file. A change of size is announced.
+const ATTRIBUTES_VALID_S: u64 = 3600;
+
+/// What `stat` says of the file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attributes {
+    /// Bytes.
+    pub size: u64,
+    /// 512-byte blocks that are taken.
+    pub blocks: u64,
+    /// Permissions.
+    pub mode: u32,
+    /// The owner.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+    /// What to read and write at a time, in bytes.
+    pub block_len: u32,
+    /// When it was last changed, in seconds since 1970.
+    pub time_s: u64,
+}
+
+/// What `statfs` says of the file system.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StatFs {
+    /// Bytes of the one file.
+    pub size: u64,
+    /// A block, in bytes. A loop device takes it for the unit of discards.
+    pub block_len: u32,
+}
+
+fn header(into: &mut [u8], len: usize, error: i32, unique: u64) -> usize {
+    put(into, 0, (len as u32).to_ne_bytes());
+    put(into, 4, error.to_ne_bytes());
+    put(into, 8, unique.to_ne_bytes());
+    len
+}
+
+/// An answer without anything but how it went: 0 or a positive errno. With `data_len`, that many bytes that
+/// were read follow the header.
+#[inline]
+pub fn put_end(into: &mut [u8], unique: u64, errno: i32, data_len: u32) -> usize {
+    header(into, OUT_HEADER_LEN + data_len as usize, -errno, unique);
+    OUT_HEADER_LEN
+}
+
+/// How much was written.
+#[inline]
+pub fn put_written(into: &mut [u8], unique: u64, len: u32) -> usize {
+    put(into, OUT_HEADER_LEN, len.to_ne_bytes());
+    put(into, OUT_HEADER_LEN + 4, [0; 4]);
+    header(into, OUT_HEADER_LEN + 8, 0, unique)
+}
+
+/// Where LSEEK came to.
+pub fn put_number(into: &mut [u8], unique: u64, number: u64) -> usize {
+    put(into, OUT_HEADER_LEN, number.to_ne_bytes());
+    header(into, OUT_HEADER_LEN + 8, 0, unique)
+}
+
+/// The open file: [`fopen`](super::wire::fopen) flags, and the number of its backing file with passthrough.
+pub fn put_open(into: &mut [u8], unique: u64, flags: u32, backing: i32) -> usize {
+    put(into, OUT_HEADER_LEN, [0; 8]);
+    put(into, OUT_HEADER_LEN + 8, flags.to_ne_bytes());
+    put(into, OUT_HEADER_LEN + 12, backing.to_ne_bytes());
+    header(into, OUT_HEADER_LEN + 16, 0, unique)
+}
+
+/// The file's attributes.
+pub fn put_attributes(into: &mut [u8], unique: u64, of: &Attributes) -> usize {
+    let body = &mut into[OUT_HEADER_LEN..];
+    body[..104].fill(0);
+    put(body, 0, ATTRIBUTES_VALID_S.to_ne_bytes());
+    let attr = &mut body[16..];
+    put(attr, 0, ROOT.to_ne_bytes());
+    put(attr, 8, of.size.to_ne_bytes());
+    put(attr, 16, of.blocks.to_ne_bytes());
+    for at in [24, 32, 40] {
+        put(attr, at, of.time_s.to_ne_bytes());
+    }
+    put(attr, 60, (libc::S_IFREG | of.mode).to_ne_bytes());
+    put(attr, 64, 1u32.to_ne_bytes());
+    put(attr, 68, of.uid.to_ne_bytes());
+    put(attr, 72, of.gid.to_ne_bytes());
+    put(attr, 80, of.block_len.to_ne_bytes());
+    header(into, OUT_HEADER_LEN + 104, 0, unique)
+}
+
+/// The file system: one file and no room for more.
+pub fn put_statfs(into: &mut [u8], unique: u64, of: &StatFs) -> usize {
+    let body = &mut into[OUT_HEADER_LEN..];
+    body[..80].fill(0);
+    put(body, 0, (of.size / u64::from(of.block_len.max(1))).to_ne_bytes());
+    put(body, 24, 1u64.to_ne_bytes());
+    put(body, 40, of.block_len.to_ne_bytes());
+    put(body, 44, 255u32.to_ne_bytes());
+    put(body, 48, of.block_len.to_ne_bytes());
+    header(into, OUT_HEADER_LEN + 80, 0, unique)
+}
+
+/// What was agreed on.
+pub fn put_init(into: &mut [u8], unique: u64, of: &Agreement) -> usize {
+    let body = &mut into[OUT_HEADER_LEN..];
+    body[..64].fill(0);
+    put(body, 0, MAJOR.to_ne_bytes());
+    put(body, 4, of.minor.to_ne_bytes());
+    put(body, 8, of.readahead_max.to_ne_bytes());
+    put(body, 12, (of.flags as u32).to_ne_bytes());
+    put(body, 16, of.background_max.to_ne_bytes());
+    // Three quarters, as the kernel has it: from there on writers are slowed down, which is their matter.
+    put(body, 18, (of.background_max - of.background_max / 4).to_ne_bytes());
+    put(body, 20, of.write_max.to_ne_bytes());
+    put(body, 24, 1u32.to_ne_bytes());
+    put(body, 28, of.pages_max.to_ne_bytes());
+    put(body, 32, ((of.flags >> 32) as u32).to_ne_bytes());
+    // How deep file systems may be stacked on the backing file: one.
+    put(body, 36, u32::from(of.has_passthrough()).to_ne_bytes());
+    header(into, INIT_OUT_LEN, 0, unique)
+}
+
+/// Tell the kernel to forget what it knows of the file, its size above all.
+pub fn put_inval_inode(into: &mut [u8]) -> usize {
+    put(into, OUT_HEADER_LEN, ROOT.to_ne_bytes());
+    put(into, OUT_HEADER_LEN + 8, (-1i64).to_ne_bytes());
+    put(into, OUT_HEADER_LEN + 16, 0i64.to_ne_bytes());
+    // A message of our own has no unique number, and what it is in place of the error.
+    header(into, OUT_HEADER_LEN + 24, NOTIFY_INVAL_INODE, 0)
+}

@@ -1,0 +1,107 @@
+//! The kernel's numbers: operations, flags, sizes of structures. All in the machine's own byte order.
+//!
+//! Source: `include/uapi/linux/fuse.h`, protocol 7.45. `tests/fuse_abi.rs` holds the sizes and offsets used here
+//! against the header of the system that it runs on. Nothing here decides anything.
+
+/// The protocol's major version: all that there is.
+pub const MAJOR: u32 = 7;
+/// The newest minor version that is known here; the kernel and we use the lower of the two.
+pub const MINOR: u32 = 45;
+/// The oldest minor version that is spoken: Linux 4.20, which brought `max_pages`.
+pub const MINOR_MIN: u32 = 28;
+
+/// Bytes of `fuse_in_header`.
+pub const IN_HEADER_LEN: usize = 40;
+/// Bytes of `fuse_out_header`.
+pub const OUT_HEADER_LEN: usize = 16;
+/// Bytes of `fuse_write_in` and of `fuse_read_in`.
+pub const TRANSFER_IN_LEN: usize = 40;
+/// The first bytes of a request, behind which a write's data begins.
+pub const HEAD_LEN: usize = IN_HEADER_LEN + TRANSFER_IN_LEN;
+/// The longest request but a write that has a meaning here: a header and `fuse_setattr_in`.
+pub const CALL_LEN_MAX: usize = IN_HEADER_LEN + 88;
+/// A read of the device with less room than this is refused, whatever it would bring.
+pub const READ_BUFFER_MIN: usize = 8192;
+
+/// Operations.
+pub mod opcode {
+    #![allow(missing_docs, reason = "the kernel's own names")]
+    pub const FORGET: u32 = 2;
+    pub const GETATTR: u32 = 3;
+    pub const SETATTR: u32 = 4;
+    pub const OPEN: u32 = 14;
+    pub const READ: u32 = 15;
+    pub const WRITE: u32 = 16;
+    pub const STATFS: u32 = 17;
+    pub const RELEASE: u32 = 18;
+    pub const FSYNC: u32 = 20;
+    pub const FLUSH: u32 = 25;
+    pub const INIT: u32 = 26;
+    pub const INTERRUPT: u32 = 36;
+    pub const DESTROY: u32 = 38;
+    pub const BATCH_FORGET: u32 = 42;
+    pub const FALLOCATE: u32 = 43;
+    pub const LSEEK: u32 = 46;
+    pub const SYNCFS: u32 = 50;
+}
+
+/// Flags of INIT: the lower half of `flags`, and `flags2` in the upper.
+pub mod init {
+    #![allow(missing_docs, reason = "the kernel's own names")]
+    pub const ASYNC_READ: u64 = 1 << 0;
+    pub const BIG_WRITES: u64 = 1 << 5;
+    pub const ASYNC_DIO: u64 = 1 << 15;
+    pub const ABORT_ERROR: u64 = 1 << 21;
+    pub const MAX_PAGES: u64 = 1 << 22;
+    pub const INIT_EXT: u64 = 1 << 30;
+    pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+    pub const PASSTHROUGH: u64 = 1 << 37;
+}
+
+/// Flags of an open file.
+pub mod fopen {
+    #![allow(missing_docs, reason = "the kernel's own names")]
+    pub const DIRECT_IO: u32 = 1 << 0;
+    pub const NOFLUSH: u32 = 1 << 5;
+    pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
+    pub const PASSTHROUGH: u32 = 1 << 7;
+}
+
+/// What SETATTR is to change.
+pub mod fattr {
+    #![allow(missing_docs, reason = "the kernel's own names")]
+    pub const MODE: u32 = 1 << 0;
+    pub const UID: u32 = 1 << 1;
+    pub const GID: u32 = 1 << 2;
+    pub const SIZE: u32 = 1 << 3;
+    pub const FH: u32 = 1 << 6;
+}
+
+/// Modes of FALLOCATE.
+pub mod falloc {
+    #![allow(missing_docs, reason = "the kernel's own names")]
+    pub const KEEP_SIZE: u32 = 1;
+    pub const PUNCH_HOLE: u32 = 2;
+    pub const ZERO_RANGE: u32 = 16;
+}
+
+/// `FUSE_NOTIFY_INVAL_INODE`: what is known of a file is no longer so.
+pub const NOTIFY_INVAL_INODE: i32 = 2;
+
+/// Numbers out of bytes that are there, or 0: a short structure of an older kernel lacks its last fields.
+pub(super) struct Fields<'a>(pub(super) &'a [u8]);
+
+impl Fields<'_> {
+    pub(super) fn u32(&self, at: usize) -> u32 {
+        self.0.get(at..at + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_ne_bytes)
+    }
+
+    pub(super) fn u64(&self, at: usize) -> u64 {
+        self.0.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_ne_bytes)
+    }
+}
+
+/// Write a number where it belongs in a structure that is being put together.
+pub(super) fn put<const N: usize>(into: &mut [u8], at: usize, bytes: [u8; N]) {
+    into[at..at + N].copy_from_slice(&bytes);
+}
