@@ -142,6 +142,19 @@ impl SimRing {
     /// The power goes: what was under way reached the disks in part, unsynced writes survive at random,
     /// memory and timers are gone. Queues and nodes of before must not be used again.
     pub fn power_cut(&mut self) {
+        self.abandon();
+        self.disks.iter_mut().for_each(|disk| disk.power_cut(&mut self.rng));
+        self.tracer.note(self.now, "power-cut", &[]);
+    }
+
+    /// The process is killed: what was under way reached the disks in part, memory and timers are gone. What was
+    /// written stays written, synced or not. Queues and nodes of before must not be used again.
+    pub fn kill(&mut self) {
+        self.abandon();
+        self.tracer.note(self.now, "kill", &[]);
+    }
+
+    fn abandon(&mut self) {
         for mut pending in std::mem::take(&mut self.pending) {
             if let Some(work) = &mut pending.work
                 && !pending.cancelled
@@ -152,9 +165,7 @@ impl SimRing {
                 self.move_data(work, reached);
             }
         }
-        self.disks.iter_mut().for_each(|disk| disk.power_cut(&mut self.rng));
         self.arena.clear();
-        self.tracer.note(self.now, "power-cut", &[]);
     }
 
     fn latency(&mut self) -> u64 {

@@ -8,10 +8,12 @@ mod breakage;
 mod load;
 mod parts;
 mod stacks;
+mod ublk;
 mod within;
 mod world;
 
 pub use breakage::Breakage;
+pub use ublk::run as run_ublk;
 
 use sim::{Rng, Tracer};
 use std::cell::RefCell;
@@ -42,6 +44,8 @@ pub struct Outcome {
     pub power_cuts: u64,
     /// Stacks swapped while requests waited.
     pub swaps: u64,
+    /// Servers killed and replaced.
+    pub kills: u64,
 }
 
 /// What a run found wrong.
@@ -88,8 +92,17 @@ pub fn run(seed: u64, scenario: Scenario) -> Result<Outcome, Box<Failure>> {
     let mut rng = Rng::new(seed);
     let setup = stacks::Setup::random(&mut rng, scenario);
     let stack = setup.describe();
+    guarded(seed, stack, &tracer, || world::World::new(rng, setup, tracer.clone()).run(scenario))
+}
+
+/// Run with its story at hand for whoever has to tell it.
+fn guarded(
+    seed: u64,
+    stack: String,
+    tracer: &Tracer,
+    world: impl FnOnce() -> Result<Outcome, String>,
+) -> Result<Outcome, Box<Failure>> {
     CURRENT.set(Some((seed, stack.clone(), tracer.clone())));
-    let world = || world::World::new(rng, setup, tracer.clone()).run(scenario);
     let result = catch_unwind(AssertUnwindSafe(world)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("of unknown kind");
@@ -97,6 +110,6 @@ pub fn run(seed: u64, scenario: Scenario) -> Result<Outcome, Box<Failure>> {
     });
     CURRENT.set(None);
     result
-        .map_err(|message| Box::new(Failure { seed, message, story: story(seed, &stack, &tracer) }))
+        .map_err(|message| Box::new(Failure { seed, message, story: story(seed, &stack, tracer) }))
         .map(|outcome| Outcome { hash: tracer.hash(), events: tracer.count(), ..outcome })
 }

@@ -1,7 +1,7 @@
 //! Whole stacks, simulated. `BLOCKYARD_SEED=n` replays one run and no other; `BLOCKYARD_SIM_RUNS=n` adds
 //! that many runs with fresh seeds.
 
-use blockyard_tests::simulation::{Breakage, Scenario, run};
+use blockyard_tests::simulation::{Breakage, Scenario, run, run_ublk};
 use std::hash::{BuildHasher, RandomState};
 
 fn number(name: &str) -> Option<u64> {
@@ -63,6 +63,59 @@ fn every_mistake_made_on_purpose_is_found() {
     for breakage in Breakage::ALL {
         let scenario = Scenario { breakage: Some(breakage), ..Scenario::default() };
         let found = (0..RUNS_MAX).find_map(|seed| run(seed, scenario).err());
+        let failure = found.unwrap_or_else(|| panic!("{breakage:?} was not found in {RUNS_MAX} runs"));
+        println!("{breakage:?}: seed {}: {}", failure.seed, failure.message);
+    }
+}
+
+fn pass_ublk(seed: u64) {
+    if let Err(failure) = run_ublk(seed, Scenario::default()) {
+        panic!("{failure}");
+    }
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_when_ublk_servers_are_killed() {
+    match number("BLOCKYARD_UBLK_SEED") {
+        Some(seed) => pass_ublk(seed),
+        None => (0..100).for_each(pass_ublk),
+    }
+    let runs = number("BLOCKYARD_SIM_RUNS").unwrap_or(20);
+    let first = RandomState::new().hash_one(0);
+    println!("seeds from {first}");
+    (0..runs).for_each(|number| pass_ublk(first.wrapping_add(number)));
+}
+
+#[test]
+fn runs_over_ublk_replay_and_do_something() {
+    let (mut requests, mut ok, mut kills, mut cuts) = (0, 0, 0, 0);
+    for seed in 2000..2040 {
+        let outcomes =
+            [(); 2].map(|()| run_ublk(seed, Scenario::default()).unwrap_or_else(|f| panic!("{f}")));
+        assert_eq!(outcomes[0], outcomes[1]);
+        requests += outcomes[0].requests;
+        ok += outcomes[0].ok;
+        kills += outcomes[0].kills;
+        cuts += outcomes[0].power_cuts;
+    }
+    assert!(ok * 2 > requests && requests > 4000, "{ok} of {requests} ok");
+    assert!(kills > 40 && cuts > 8, "{kills} kills, {cuts} power cuts");
+}
+
+/// Mistakes that a client of the block device can see.
+const SEEN_BY_CLIENTS: [Breakage; 5] = [
+    Breakage::EarlyFua,
+    Breakage::SkippedFlush,
+    Breakage::DroppedTail,
+    Breakage::SwappedHalves,
+    Breakage::LostRequest,
+];
+
+#[test]
+fn mistakes_are_found_through_ublk_as_well() {
+    for breakage in SEEN_BY_CLIENTS {
+        let scenario = Scenario { breakage: Some(breakage), ..Scenario::default() };
+        let found = (0..RUNS_MAX).find_map(|seed| run_ublk(seed, scenario).err());
         let failure = found.unwrap_or_else(|| panic!("{breakage:?} was not found in {RUNS_MAX} runs"));
         println!("{breakage:?}: seed {}: {}", failure.seed, failure.message);
     }

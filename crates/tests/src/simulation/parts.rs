@@ -6,9 +6,9 @@ use super::within::Within;
 use backends::FileNode;
 use block::{Bytes, QueueLimits};
 use layers::{Pass, Split};
-use queue::{FileId, NodeId, Stack};
+use queue::{FileId, NodeId, Ring, Stack};
+use sim::Rng;
 use sim::nodes::{Chop, Delay, Flaky, Jam, Lender, Mirror, PlainFile, Retry, Shift};
-use sim::{Rng, SimRing};
 
 /// A node and those below it.
 #[derive(Clone, Debug)]
@@ -51,6 +51,17 @@ impl Part {
             | Part::Within { below, .. }
             | Part::Broken { below, .. } => std::slice::from_ref(below),
         }
+    }
+
+    /// Whether none of it looks at data: requests may bring memory that only the kernel can reach.
+    pub(super) fn is_opaque(&self, takes_any_block: &impl Fn(usize) -> bool) -> bool {
+        let own = match self {
+            Part::PlainFile { .. } => true,
+            Part::File { disk } => takes_any_block(*disk),
+            Part::Ram { .. } | Part::Null { .. } | Part::Lender { .. } | Part::Broken { .. } => false,
+            _ => true,
+        };
+        own && self.below().iter().all(|part| part.is_opaque(takes_any_block))
     }
 
     /// Nodes of this part, itself included.
@@ -98,7 +109,7 @@ pub(super) struct Builder<'a> {
 
 impl Builder<'_> {
     /// Add a part, whose number will be `id`: parents come before their children, which follow at once.
-    pub(super) fn add(&mut self, part: &Part, id: u8, stack: &mut Stack<SimRing>) {
+    pub(super) fn add<R: Ring>(&mut self, part: &Part, id: u8, stack: &mut Stack<R>) {
         let child = NodeId(id + 1);
         let rng = self.rng.fork();
         let got = match part {

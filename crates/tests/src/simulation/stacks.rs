@@ -5,7 +5,7 @@ use super::breakage::Breakage;
 use super::parts::{Builder, Part};
 use backends::{Alignment, Completion, Facts, Null, NullSpec, Ram, RamSpec, Shared};
 use block::{Bytes, QueueLimits, Sectors, Segment};
-use queue::{FileId, Ring as _, Stack};
+use queue::{FileId, Ring, Stack};
 use sim::nodes::{Chop, Mirror};
 use sim::{Disk, DiskConfig, Faults, Rng, SimRing};
 use std::cell::Cell;
@@ -251,10 +251,17 @@ impl Setup {
     }
 
     /// One queue's instance of the stack. `calm`: without nodes that fail requests.
-    pub(super) fn build(&self, rng: &mut Rng, calm: bool) -> Stack<SimRing> {
+    pub(super) fn build<R: Ring>(&self, rng: &mut Rng, calm: bool) -> Stack<R> {
         let mut stack = Stack::default();
         Builder { setup: self, rng, calm }.add(&self.top, 0, &mut stack);
         stack
+    }
+
+    /// Whether requests in whole sectors may bring memory that only the kernel can reach.
+    pub(super) fn is_opaque(&self) -> bool {
+        self.top.is_opaque(&|disk| {
+            self.facts[disk].is_none_or(|facts| facts.direct.is_none_or(|direct| direct.offset == 512))
+        })
     }
 
     /// The setup in a line or two.

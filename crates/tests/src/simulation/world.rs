@@ -44,7 +44,7 @@ impl World {
         let mut ring = SimRing::new(rng.fork(), Faults::NONE, tracer.clone());
         setup.plug(&mut ring);
         let model = Model::new(setup.sectors, false);
-        let outcome = Outcome { hash: 0, events: 0, requests: 0, ok: 0, power_cuts: 0, swaps: 0 };
+        let outcome = Outcome { hash: 0, events: 0, requests: 0, ok: 0, power_cuts: 0, swaps: 0, kills: 0 };
         let mut world = World {
             rng,
             ring,
