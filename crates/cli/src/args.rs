@@ -93,6 +93,9 @@ Exports:
                                    What is flushed there is flushed to the backend; holes and zeroes are
                                    passed on; nothing is cached. With passthrough the kernel reads and writes
                                    the file behind the device itself, and nothing is counted.
+  --nbd-device[=[N][,connections=N][,timeout=TIME][,dead_conn_timeout=TIME][,block=SIZE]]
+                                   /dev/nbdN of the kernel's nbd driver, or any that is free. One that a
+                                   server of a device of this name left when it died is taken over.
   --nbd unix:PATH | tcp:HOST:PORT  may be given several times; sockets that systemd passes are served
                                    too. With neither, the device gets an NBD socket in the run
                                    directory: ublk and loop exports are not in this build. Exports of a
@@ -139,6 +142,10 @@ pub(crate) struct ServeArgs {
     /// The directory of server-cert.pem, server-key.pem and ca-cert.pem
     #[arg(long, value_name = "DIR", help_heading = "Exports")]
     pub(crate) tls_certificates: Option<PathBuf>,
+    /// Attach it to the kernel's nbd driver as /dev/nbdN; needs CAP_SYS_ADMIN
+    #[arg(long, value_name = "N,KEY=VALUE...", help_heading = "Exports")]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    pub(crate) nbd_device: Vec<String>,
     /// Let in only clients whose certificate ca-cert.pem signed
     #[arg(long, help_heading = "Exports")]
     pub(crate) tls_verify_peer: bool,
@@ -157,8 +164,6 @@ pub(crate) struct ServeArgs {
 pub(crate) struct Absent {
     #[arg(long, hide = true, num_args = 0..=1, require_equals = true, value_name = "N")]
     ublk: Option<Option<String>>,
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, value_name = "N")]
-    nbd_device: Option<Option<String>>,
     #[arg(long, hide = true, value_name = "ADDRESS")]
     iscsi: Option<String>,
     #[arg(long, hide = true, value_name = "PATH")]
@@ -176,7 +181,6 @@ impl Absent {
     pub(crate) fn wanted(&self) -> Option<&'static str> {
         [
             (self.ublk.is_some(), "--ublk"),
-            (self.nbd_device.is_some(), "--nbd-device"),
             (self.iscsi.is_some(), "--iscsi"),
             (self.vhost_user.is_some(), "--vhost-user"),
             (self.loop_device, "--loop"),

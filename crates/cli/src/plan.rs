@@ -8,7 +8,7 @@ use std::fmt::Display;
 use std::path::Path;
 use std::str::FromStr;
 
-const THERE_IS: &str = "is not in this build (there is --nbd unix:PATH and --nbd tcp:HOST:PORT)";
+const THERE_IS: &str = "is not in this build (blockyard serve --help lists what is)";
 
 /// The device and its exports. `what`: the command, for messages.
 pub(crate) fn topology(what: &str, args: &ServeArgs) -> Result<Topology, Failure> {
@@ -76,6 +76,9 @@ fn exports(
     let mut exports: Vec<ExportSpec> = args.nbd.iter().map(nbd).collect::<Result<_, Failure>>()?;
     for text in &args.fuse {
         exports.push(fuse(text)?);
+    }
+    for text in &args.nbd_device {
+        exports.push(export(ExportKind::NbdDevice(parsed(what, text)?)));
     }
     if exports.is_empty() {
         exports.push(export(ExportKind::Default(options)));

@@ -118,7 +118,7 @@ impl Serving {
         let mut control = self.run.control_socket().map_err(|why| self.failure("", why))?;
         let claims = self.claim_names(&mut topology)?;
         let host = Host::start(&topology.host_config()).map_err(|why| self.failure("", why))?;
-        let ready = match self.bring_up(&host, &topology, &control, &claims) {
+        let ready = match self.bring_up(&host, &topology, &control, &claims).await {
             Ok(ready) => ready,
             Err(failure) => {
                 // Nothing was asked of the devices yet, so nothing can be lost with them.
@@ -167,7 +167,7 @@ impl Serving {
     }
 
     /// Opens devices and exports; the ready lines.
-    fn bring_up(
+    async fn bring_up(
         &mut self,
         host: &Arc<Host>,
         topology: &Topology,
@@ -179,7 +179,7 @@ impl Serving {
         }
         let mut ready = String::new();
         for export in &topology.exports {
-            for shown in self.export(host, export)? {
+            for shown in self.export(host, export).await? {
                 ready += &self.ready_line(export.device.as_str(), &shown);
             }
         }
@@ -189,20 +189,35 @@ impl Serving {
         Ok(ready)
     }
 
-    fn export(&mut self, host: &Arc<Host>, export: &ExportSpec) -> Result<Vec<ShownAt>, Failure> {
-        let device = host.device(export.device.as_str()).ok_or(HostError::NoDevice);
-        let shown = device.and_then(|device| match &export.kind {
+    async fn export(&mut self, host: &Arc<Host>, export: &ExportSpec) -> Result<Vec<ShownAt>, Failure> {
+        let shown = match host.device(export.device.as_str()) {
+            Some(device) => self.show(host, &device, &export.kind).await,
+            None => Err(HostError::NoDevice),
+        };
+        shown.map_err(|why| self.failure(&export.device, why))
+    }
+
+    async fn show(
+        &mut self,
+        host: &Arc<Host>,
+        device: &Arc<Device>,
+        kind: &ExportKind,
+    ) -> Result<Vec<ShownAt>, HostError> {
+        Ok(match kind {
             ExportKind::Nbd { address, options } => {
-                let uri = host.export_nbd(&device, address, &options.name, &options.tls)?;
-                Ok(vec![ShownAt { kind: "nbd", address: uri }])
+                let address = host.export_nbd(device, address, &options.name, &options.tls)?;
+                vec![ShownAt { kind: "nbd", address }]
+            }
+            ExportKind::NbdDevice(spec) => {
+                let address = host.export_nbd_device(device, spec).await?;
+                vec![ShownAt { kind: "nbd-device", address }]
             }
             ExportKind::Fuse(spec) => {
-                let path = host.export_fuse(&device, spec)?;
-                Ok(vec![ShownAt { kind: "fuse", address: path }])
+                let address = host.export_fuse(device, spec)?;
+                vec![ShownAt { kind: "fuse", address }]
             }
-            ExportKind::Default(options) => self.export_by_default(host, &device, options),
-        });
-        shown.map_err(|why| self.failure(&export.device, why))
+            ExportKind::Default(options) => self.export_by_default(host, device, options)?,
+        })
     }
 
     /// Without an address: the service manager's sockets, or one of its own.

@@ -11,7 +11,9 @@ fn options(sandbox: &Sandbox, command: &str) -> Vec<String> {
     let help = sandbox.done(&[command, "--help"]);
     let words =
         help.lines().filter(|line| line.trim_start().starts_with('-')).flat_map(str::split_whitespace);
-    words.filter(|word| word.starts_with("--")).map(|word| word.trim_end_matches(',').to_owned()).collect()
+    // A value that may be left out follows its option as `[=<N>]`.
+    let name = |word: &str| word.split(['[', ',', '=']).next().unwrap_or_default().to_owned();
+    words.filter(|word| word.starts_with("--")).map(name).collect()
 }
 
 const COMMANDS: [&str; 14] = [

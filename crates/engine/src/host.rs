@@ -7,11 +7,12 @@ use crate::device::{Device, DeviceConfig, DeviceError};
 use crate::fuse::{FuseError, FuseExport};
 use crate::listen::Listening;
 use crate::nbd::{Listener, NameTaken, Tls, TlsError};
+use crate::nbd_device::NbdDeviceError;
 use crate::reactor::{Attach, Reactor};
 use crate::spec::{Bytes, FuseSpec, NbdAddress, TlsSpec};
 use ring::{EngineInfo, RingConfig};
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -61,6 +62,9 @@ pub enum HostError {
     /// The export's name is taken.
     #[error(transparent)]
     ExportTaken(#[from] NameTaken),
+    /// The kernel's nbd driver.
+    #[error(transparent)]
+    NbdDevice(#[from] NbdDeviceError),
     /// The device has zones, and the export's hosts would not know of them.
     #[error("it is a zoned device, and {0} has no zones (export it with --ublk)")]
     Zoned(&'static str),
@@ -145,6 +149,7 @@ pub struct Host {
     devices: Mutex<Vec<Arc<Device>>>,
     listeners: Mutex<Vec<Joinable>>,
     shown: Mutex<Vec<Shown>>,
+    shutting_down: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -168,6 +173,7 @@ impl Host {
             devices: Mutex::default(),
             listeners: Mutex::default(),
             shown: Mutex::default(),
+            shutting_down: AtomicBool::new(false),
         }))
     }
 
@@ -302,7 +308,17 @@ impl Host {
     /// Hand a new client of a device to the reactor whose turn it is.
     pub(crate) fn attach(&self, device: Arc<Device>, attach: Attach) {
         let number = self.next_reactor.fetch_add(1, Relaxed) % self.reactors.len();
-        self.reactors[number].attach(device, attach);
+        self.attach_on(number, device, attach);
+    }
+
+    /// Hand something of a device to one reactor.
+    pub(crate) fn attach_on(&self, reactor: usize, device: Arc<Device>, attach: Attach) {
+        self.reactors[reactor].attach(device, attach);
+    }
+
+    /// The process is about to end: what cannot be taken away is left to the next.
+    pub(crate) fn is_shutting_down(&self) -> bool {
+        self.shutting_down.load(Relaxed)
     }
 
     /// Take a device away: offer it no longer, finish what its clients asked for, flush, close. Clients
@@ -399,6 +415,7 @@ impl Host {
     /// # Errors
     /// Names of devices whose last flush failed.
     pub async fn shut_down(&self) -> Result<(), Vec<String>> {
+        self.shutting_down.store(true, Relaxed);
         let mut failed = Vec::new();
         for device in self.devices() {
             if self.remove_device(device.name()).await.is_err() {

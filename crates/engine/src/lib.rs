@@ -9,6 +9,7 @@ pub mod fuse;
 pub mod host;
 pub mod listen;
 pub mod nbd;
+pub mod nbd_device;
 mod reactor;
 pub mod rundir;
 pub mod spec;

@@ -216,19 +216,26 @@ where
 fn hand_over(fd: OwnedFd, session: Session, leftover: Vec<u8>, exports: &Exports, host: &Arc<Host>) {
     // The device may have gone since the handshake looked it up: then the connection closes.
     if let Some(device) = exports.device(session.export) {
-        host.attach(device, adoption(fd, session, leftover));
+        host.attach(device, adoption(fd, session, leftover, None));
     }
 }
 
 /// Hands a connection whose handshake is done to a reactor. `leftover`: bytes received behind the handshake.
-pub(crate) fn adoption(fd: OwnedFd, session: Session, leftover: Vec<u8>) -> Attach {
+/// `when_gone` is called on the reactor's thread when the connection is over, and dropped when it never began.
+pub(crate) fn adoption(
+    fd: OwnedFd,
+    session: Session,
+    leftover: Vec<u8>,
+    when_gone: Option<Box<dyn FnOnce() + Send>>,
+) -> Attach {
     Box::new(move |lane, fronts, turn| {
         let front = &mut fronts.nbd;
         if !front.has_lane(lane.queue) {
             front.open_lane(lane.queue, lane.depth, lane.facts, lane.shown.connections.clone());
         }
-        if let Err(error) = front.adopt(fd, session, lane.queue, &leftover, turn) {
-            tracing::error!(%error, "a connection could not be taken over");
+        match front.adopt(fd, session, lane.queue, &leftover, turn) {
+            Ok(connection) => when_gone.into_iter().for_each(|tell| front.when_gone(connection, tell)),
+            Err(error) => tracing::error!(%error, "a connection could not be taken over"),
         }
     })
 }

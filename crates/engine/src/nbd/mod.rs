@@ -7,6 +7,7 @@
 mod connection;
 mod tls;
 
+pub(crate) use connection::adoption;
 pub use tls::{Tls, TlsError};
 
 use crate::device::Device;
@@ -95,7 +96,7 @@ impl Catalogue for Exports {
 }
 
 /// What the protocol may say of a device: only what its stack keeps.
-fn info_of(device: &Device) -> ExportInfo {
+pub(crate) fn info_of(device: &Device) -> ExportInfo {
     let can = device.abilities();
     let writable = !device.read_only();
     ExportInfo {

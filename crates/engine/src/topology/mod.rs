@@ -15,7 +15,7 @@
 //! [[export]]
 //! device = "disk"
 //! nbd = "unix:/run/disk.sock"
-//! name = "backup"                      # else the device's; instead of nbd, fuse = "FILE" shows it as a file
+//! name = "backup"                      # else the device's; instead of nbd: fuse = "FILE", nbd-device = 3
 //! ```
 //!
 //! *Invariant:* names are unique, exports name devices that exist, and two exports that share an
@@ -24,7 +24,9 @@
 mod check;
 mod read;
 
-use crate::spec::{DeviceName, FuseSpec, LayerSpec, NbdAddress, SpecError, StackSpec, TlsSpec};
+use crate::spec::{
+    DeviceName, FuseSpec, LayerSpec, NbdAddress, NbdDeviceSpec, SpecError, StackSpec, TlsSpec,
+};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -111,6 +113,8 @@ pub enum ExportKind {
     },
     /// As a file.
     Fuse(FuseSpec),
+    /// As a device of the kernel's nbd driver.
+    NbdDevice(NbdDeviceSpec),
 }
 
 /// How NBD clients see a device, wherever that is.
@@ -127,22 +131,22 @@ impl ExportSpec {
     pub fn nbd_options(&self) -> Option<&NbdOptions> {
         match &self.kind {
             ExportKind::Default(options) | ExportKind::Nbd { options, .. } => Some(options),
-            ExportKind::Fuse(_) => None,
+            _ => None,
         }
     }
 
     fn nbd_options_mut(&mut self) -> Option<&mut NbdOptions> {
         match &mut self.kind {
             ExportKind::Default(options) | ExportKind::Nbd { options, .. } => Some(options),
-            ExportKind::Fuse(_) => None,
+            _ => None,
         }
     }
 
     /// Where NBD clients connect, if that was said.
     pub fn nbd_address(&self) -> Option<&NbdAddress> {
         match &self.kind {
-            ExportKind::Default(_) | ExportKind::Fuse(_) => None,
             ExportKind::Nbd { address, .. } => Some(address),
+            _ => None,
         }
     }
 }

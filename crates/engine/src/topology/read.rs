@@ -1,7 +1,7 @@
 //! From TOML to a topology. Every problem is kept, and reading goes on.
 
 use super::{DEPTH_MAX, DeviceSpec, ExportKind, ExportSpec, NbdOptions, Problem, QUEUES_MAX, Topology};
-use crate::spec::{DeviceName, FuseSpec, NbdAddress, TlsMode, TlsSpec};
+use crate::spec::{DeviceName, FuseSpec, NbdAddress, NbdDeviceSpec, TlsMode, TlsSpec};
 use std::fmt::Display;
 use std::path::Path;
 use std::str::FromStr;
@@ -10,7 +10,8 @@ use toml::de::{DeTable, DeValue};
 
 const TOP_KEYS: &[&str] = &["device", "export", "poll", "queues", "ring"];
 const DEVICE_KEYS: &[&str] = &["stack", "layers", "limits", "depth"];
-const EXPORT_KEYS: &[&str] = &["device", "fuse", "nbd", "name", "tls", "tls-certificates", "tls-verify-peer"];
+const EXPORT_KEYS: &[&str] =
+    &["device", "fuse", "nbd", "nbd-device", "name", "tls", "tls-certificates", "tls-verify-peer"];
 
 pub(super) fn topology(text: &str, base: &Path) -> (Topology, Vec<Problem>) {
     let mut reader = Reader { text, base, problems: Vec::new() };
@@ -189,17 +190,39 @@ impl Reader<'_> {
         let device = device?;
         let options = NbdOptions { name: name.unwrap_or_else(|| device.to_string()), tls: tls.ok()? };
         let fuse: Option<FuseSpec> = self.parsed(at, "fuse");
-        let ways = [at.table.contains_key("nbd"), at.table.contains_key("fuse")];
+        let nbd_device = self.nbd_device(at);
+        let ways = ["nbd", "fuse", "nbd-device"].map(|key| at.table.contains_key(key));
         if ways.into_iter().filter(|given| *given).count() > 1 {
             let why = "it is shown in two ways (write an [[export]] for each)";
             self.problems.push(Problem::new(line, path, why));
         }
-        let kind = match (address, fuse) {
-            (Some(address), _) => ExportKind::Nbd { address, options },
-            (None, Some(spec)) => ExportKind::Fuse(spec.rooted(self.base)),
-            (None, None) => ExportKind::Default(options),
+        let kind = match (address, fuse, nbd_device) {
+            (Some(address), _, _) => ExportKind::Nbd { address, options },
+            (_, Some(spec), _) => ExportKind::Fuse(spec.rooted(self.base)),
+            (_, _, Some(spec)) => ExportKind::NbdDevice(spec),
+            (None, None, None) => ExportKind::Default(options),
         };
         Some(ExportSpec { device, kind, line })
+    }
+
+    /// A number, `true`, or both a number and options as on the command line.
+    fn nbd_device(&mut self, at: At<'_>) -> Option<NbdDeviceSpec> {
+        let value = at.table.get("nbd-device")?;
+        let key = join(at.path, "nbd-device");
+        match value.get_ref() {
+            DeValue::Boolean(true) => Some(NbdDeviceSpec::default()),
+            DeValue::Boolean(false) => None,
+            DeValue::Integer(number) => self.parse_text(number.as_str(), value.span().start, &key),
+            DeValue::String(text) => self.parse_text(text, value.span().start, &key),
+            _ => {
+                self.wrong_type(value, &key, "a number, true or a string");
+                None
+            }
+        }
+    }
+
+    fn parse_text<T: FromStr<Err: Display>>(&mut self, text: &str, offset: usize, key: &str) -> Option<T> {
+        text.parse().map_err(|why| self.problem(offset, key, why)).ok()
     }
 
     fn known_keys(&mut self, at: At<'_>, known: &[&str]) {

@@ -96,6 +96,8 @@ pub(super) struct Connection {
     pub(super) closed: bool,
     /// It is in the list of those that have something to send or take up again.
     pub(super) dirty: bool,
+    /// Called when it is over; `None` when nobody asked for that.
+    pub(super) when_gone: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl Connection {
@@ -116,6 +118,7 @@ impl Connection {
             ending: false,
             closed: false,
             dirty: false,
+            when_gone: None,
         }
     }
 

@@ -149,7 +149,7 @@ impl Front {
     }
 
     /// Take over a connection whose handshake is done. `leftover`: bytes behind the handshake that were
-    /// received already.
+    /// received already. `Ok`: the connection's number, for [`when_gone`](Front::when_gone).
     ///
     /// # Errors
     /// The socket cannot be given to the ring.
@@ -160,7 +160,7 @@ impl Front {
         queue: QueueId,
         leftover: &[u8],
         turn: &mut Turn<'_>,
-    ) -> std::io::Result<()> {
+    ) -> std::io::Result<u32> {
         let index = self.connections.iter().position(Option::is_none).unwrap_or_else(|| {
             self.connections.push(None);
             self.connections.len() - 1
@@ -175,7 +175,14 @@ impl Front {
         self.connections[index] = Some(connection);
         self.count_connection(queue, 1);
         self.mark(index as u32);
-        Ok(())
+        Ok(index as u32)
+    }
+
+    /// Have `tell` called on this thread when the connection that was just adopted is over.
+    pub fn when_gone(&mut self, connection: u32, tell: Box<dyn FnOnce() + Send>) {
+        if let Some(connection) = self.connection_mut(connection) {
+            connection.when_gone = Some(tell);
+        }
     }
 
     fn connection(&self, index: u32) -> Option<&Connection> {
@@ -272,6 +279,9 @@ impl Front {
         self.starved.retain(|&waiting| waiting != index);
         self.dirty.retain(|&waiting| waiting != index);
         self.count_connection(connection.queue, -1);
+        if let Some(tell) = connection.when_gone {
+            tell();
+        }
     }
 
     fn release_chunk(&mut self, chunk: Chunk, ring: &mut KernelRing) {

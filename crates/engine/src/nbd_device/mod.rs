@@ -1,0 +1,493 @@
+//! A device of the kernel's nbd driver on an export of ours: `/dev/nbdN`, without a listener between.
+//!
+//! Each connection is a pair of sockets. One end goes to the kernel, over generic netlink; the other goes to a
+//! reactor, in its transmission phase from the first byte. When this process dies the kernel sees all of them
+//! close, holds requests back for the dead-connection timeout, and sends them again to whoever brings it new
+//! sockets: the next server of a device of that name. The same happens to a single connection that the kernel
+//! gave up, within one process.
+//!
+//! Owner: the device's host, on the control plane's runtime; waiting for the kernel is done on threads that may.
+//!
+//! *Invariant:* a socket whose end the kernel did not take never reaches a reactor.
+//!
+//! Not here: bytes of the protocol (`proto`, `exports`), messages to the kernel ([`driver`]).
+
+mod driver;
+#[cfg(test)]
+mod model;
+mod netlink;
+#[cfg(test)]
+mod tests;
+
+use crate::control::{BoxFuture, ExportInfo};
+use crate::device::Device;
+use crate::host::{Export, Host, HostError};
+use crate::nbd::{adoption, info_of};
+use crate::spec::{Bytes, NbdDeviceSpec};
+use driver::{Connect, Driver, Facts, Kernel, Reconfigure};
+use proto::nbd::{ExportId, Session, Style};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use tokio::sync::{Mutex, Notify};
+
+/// The driver gives up a connection that does not answer for 30 seconds when there is another, unless it is told
+/// a time. A slow disk is not a lost message, and no message is lost on a pair of sockets: a day.
+const NO_TIMEOUT_SECONDS: u64 = 24 * 60 * 60;
+/// How often, and how long apart, sockets are brought to a device whose old ones the kernel has not yet noticed
+/// to be closed. It does at once, unless it is busy.
+const TAKE_OVER_TRIES: u32 = 20;
+const TAKE_OVER_PAUSE: Duration = Duration::from_millis(50);
+/// How long the kernel may take to let go of a device.
+const DISCONNECT_MAX: Duration = Duration::from_secs(10);
+
+/// What the kernel did not do.
+#[derive(Debug, thiserror::Error)]
+pub enum NbdDeviceError {
+    /// It has no such driver.
+    #[error("the kernel's nbd driver is not loaded (modprobe nbd; or export with --nbd, --ublk or --loop)")]
+    NoDriver,
+    /// We may not.
+    #[error("attaching an nbd device needs CAP_SYS_ADMIN (run it as root, or export with --nbd)")]
+    NoPermission,
+    /// Somebody else has it.
+    #[error("/dev/nbd{number} is attached already{}; `nbd-client -d /dev/nbd{number}` detaches it)", known_as(.backend.as_deref()))]
+    Busy {
+        /// Its number.
+        number: u32,
+        /// What it was attached as.
+        backend: Option<String>,
+    },
+    /// A live server has it.
+    #[error(
+        "/dev/nbd{0} is attached to another server of a device of this name, which is alive (stop that one first)"
+    )]
+    Served(u32),
+    /// There is no such number.
+    #[error("/dev/nbd{0} cannot be: the kernel's numbers do not go that far (choose a smaller one, or none)")]
+    Range(u32),
+    /// All are taken and no more can be made.
+    #[error(
+        "all nbd devices are in use (detach one, or load the driver with more: modprobe nbd nbds_max=64)"
+    )]
+    AllInUse,
+    /// It is mounted.
+    #[error("/dev/nbd{0} is mounted or part of another device (unmount it first)")]
+    Held(u32),
+    /// It said something else.
+    #[error("the kernel did not {what} {device}: {why}")]
+    Refused {
+        /// What was asked for.
+        what: &'static str,
+        /// Of what.
+        device: String,
+        /// What it said.
+        why: io::Error,
+    },
+    /// Sockets could not be had.
+    #[error("no sockets could be had: {0}")]
+    Sockets(#[from] io::Error),
+}
+
+fn known_as(backend: Option<&str>) -> String {
+    match backend {
+        Some(name) if !name.is_empty() => {
+            format!(" as \"{name}\" (serve a device of that name to take it over")
+        }
+        _ => " (choose another number, or none".to_owned(),
+    }
+}
+
+fn refused(what: &'static str, number: Option<u32>, errno: Errno) -> NbdDeviceError {
+    match (errno, number) {
+        (Errno::NOENT, _) => NbdDeviceError::NoDriver,
+        (Errno::PERM | Errno::ACCESS, _) => NbdDeviceError::NoPermission,
+        (Errno::BUSY, Some(number)) => NbdDeviceError::Busy { number, backend: None },
+        (Errno::NOSPC | Errno::NODEV | Errno::BUSY, None) => NbdDeviceError::AllInUse,
+        // Minor numbers have 20 bits, and a device takes one at least.
+        (Errno::INVAL, Some(number)) if number >= 1 << 15 => NbdDeviceError::Range(number),
+        _ => {
+            let device = number.map_or("an nbd device".to_owned(), |number| format!("/dev/nbd{number}"));
+            NbdDeviceError::Refused { what, device, why: errno.into() }
+        }
+    }
+}
+
+/// What a device of that name is attached as, so that the next server of it can be told from a stranger.
+fn backend_of(name: &str) -> String {
+    format!("blockyard:{name}")
+}
+
+/// Detach the device that a server of that name left behind when it died. Its number; `None`: there is none.
+///
+/// # Errors
+/// [`NbdDeviceError`]; it is still there.
+pub fn remove_orphan(name: &str) -> Result<Option<u32>, NbdDeviceError> {
+    remove_orphan_of(&Kernel::default(), name)
+}
+
+fn remove_orphan_of(driver: &dyn Driver, name: &str) -> Result<Option<u32>, NbdDeviceError> {
+    let Some(number) = find(driver, &backend_of(name)) else { return Ok(None) };
+    if driver.is_held(number) {
+        return Err(NbdDeviceError::Held(number));
+    }
+    driver.disconnect(number).map_err(|errno| refused("detach", Some(number), errno))?;
+    Ok(Some(number))
+}
+
+fn find(driver: &dyn Driver, backend: &str) -> Option<u32> {
+    let ours = |facts: Facts| facts.connected && facts.backend.as_deref() == Some(backend);
+    driver.numbers().into_iter().find(|&number| driver.facts(number).is_some_and(ours))
+}
+
+/// Wait for the kernel on a thread that may.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(value) => value,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
+
+/// Pairs of sockets: ours, and the kernel's.
+fn pairs(count: usize) -> io::Result<(Vec<OwnedFd>, Vec<OwnedFd>)> {
+    let pairs = (0..count).map(|_| UnixStream::pair()).collect::<io::Result<Vec<_>>>()?;
+    Ok(pairs.into_iter().map(|(ours, theirs)| (OwnedFd::from(ours), OwnedFd::from(theirs))).unzip())
+}
+
+/// Whether the other end is still open.
+fn is_open(socket: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(socket, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut polled, Some(&now)).is_ok() && !polled[0].revents().contains(PollFlags::HUP)
+}
+
+/// Bring the kernel `count` sockets for connections of a device that are dead. The other ends of those it took:
+/// fewer when fewer were dead.
+fn replace(driver: &dyn Driver, ask: &Reconfigure, count: usize) -> Result<Vec<OwnedFd>, NbdDeviceError> {
+    let mut taken = Vec::new();
+    for attempt in 0..TAKE_OVER_TRIES {
+        if attempt > 0 {
+            std::thread::sleep(TAKE_OVER_PAUSE);
+        }
+        let (ours, theirs) = pairs(count - taken.len())?;
+        driver.reconfigure(ask, &theirs).map_err(|errno| refused("reattach", Some(ask.number), errno))?;
+        // What the kernel has no place for it lets go of, and with our copy the socket closes.
+        drop(theirs);
+        taken.extend(ours.into_iter().filter(is_open));
+        if taken.len() == count {
+            break;
+        }
+    }
+    Ok(taken)
+}
+
+/// What is fixed when a device is attached.
+struct Attached {
+    driver: Arc<dyn Driver>,
+    host: Weak<Host>,
+    device: Arc<Device>,
+    number: u32,
+    backend: String,
+    /// Connections that the kernel set the device up for.
+    connections: usize,
+    /// Those that are alive.
+    alive: AtomicUsize,
+    /// Told when a connection is over.
+    gone: Notify,
+    /// It is being taken away: what is over stays over.
+    closing: AtomicBool,
+    /// Held while sockets are brought to the kernel, or the device is taken away.
+    changing: Mutex<()>,
+}
+
+/// A device of the kernel's nbd driver, as one export of a device of ours.
+struct NbdDevice(Arc<Attached>);
+
+impl Host {
+    /// Attach a device to the kernel's nbd driver, or take over the one that a server of this device left behind
+    /// when it died. Its path. Must be called on the control plane's runtime.
+    ///
+    /// # Errors
+    /// [`HostError::Zoned`] and [`HostError::NbdDevice`]; nothing is left behind.
+    pub async fn export_nbd_device(
+        self: &Arc<Self>,
+        device: &Arc<Device>,
+        spec: &NbdDeviceSpec,
+    ) -> Result<String, HostError> {
+        self.export_nbd_device_of(Arc::new(Kernel::default()), device, spec).await
+    }
+
+    async fn export_nbd_device_of(
+        self: &Arc<Self>,
+        driver: Arc<dyn Driver>,
+        device: &Arc<Device>,
+        spec: &NbdDeviceSpec,
+    ) -> Result<String, HostError> {
+        Host::refuse_zones(device, "NBD")?;
+        let connections = spec.connections.map_or(self.reactors().len(), usize::from);
+        let ask = connect_of(device, spec, connections);
+        let kernel = driver.clone();
+        let (number, sockets) = blocking(move || attach(&*kernel, ask, connections)).await?;
+        let attached = Arc::new(Attached {
+            driver,
+            host: Arc::downgrade(self),
+            device: device.clone(),
+            number,
+            backend: backend_of(device.name()),
+            connections: sockets.len(),
+            alive: AtomicUsize::new(0),
+            gone: Notify::new(),
+            closing: AtomicBool::new(false),
+            changing: Mutex::new(()),
+        });
+        attached.serve(sockets);
+        self.add_export(device, Arc::new(NbdDevice(attached.clone())));
+        tokio::spawn(reconnect(Arc::downgrade(&attached)));
+        Ok(attached.path())
+    }
+}
+
+/// What the kernel is to be told of a device.
+fn connect_of(device: &Device, spec: &NbdDeviceSpec, connections: usize) -> Connect {
+    let block_size = spec.block.map_or(device.limits().logical_block_size.0, u64::from);
+    let flags = info_of(device).transmission_flags(Style::Simple, false);
+    Connect {
+        number: spec.number,
+        size: device.size().0,
+        block_size,
+        flags: flags.0.into(),
+        // One connection without a timeout is never given up.
+        timeout: match spec.timeout {
+            Some(timeout) => timeout.as_secs(),
+            None if connections > 1 => NO_TIMEOUT_SECONDS,
+            None => 0,
+        },
+        dead_timeout: spec.dead_timeout.as_secs(),
+        destroy: false,
+        backend: backend_of(device.name()),
+    }
+}
+
+/// Take over what a dead server left, or connect anew. The device's number, and our ends of its connections.
+fn attach(
+    driver: &dyn Driver,
+    mut ask: Connect,
+    connections: usize,
+) -> Result<(u32, Vec<OwnedFd>), NbdDeviceError> {
+    let there = ask.number.or_else(|| find(driver, &ask.backend));
+    let facts = there.and_then(|number| Some((number, driver.facts(number)?)));
+    if let Some((number, facts)) = facts
+        && facts.connected
+    {
+        if facts.backend.as_deref() != Some(&ask.backend) {
+            return Err(NbdDeviceError::Busy { number, backend: facts.backend });
+        }
+        if let Some(sockets) = take_over(driver, &ask, number, facts.queues)? {
+            return Ok((number, sockets));
+        }
+        if ask.number.is_some() {
+            return Err(NbdDeviceError::Served(number));
+        }
+    }
+    // A device that is made for us goes with us; those that the driver was loaded with stay.
+    ask.destroy = match ask.number {
+        Some(number) => driver.facts(number).is_none(),
+        None => {
+            let is_free = |number: u32| driver.facts(number).is_some_and(|facts| !facts.connected);
+            !driver.numbers().into_iter().any(is_free)
+        }
+    };
+    let (ours, theirs) = pairs(connections)?;
+    match driver.connect(&ask, &theirs) {
+        Ok(number) => Ok((number, ours)),
+        Err(errno) => Err(refused("attach", ask.number, errno)),
+    }
+}
+
+/// Bring new sockets to a device whose server died. `None`: its server is alive.
+fn take_over(
+    driver: &dyn Driver,
+    ask: &Connect,
+    number: u32,
+    connections: usize,
+) -> Result<Option<Vec<OwnedFd>>, NbdDeviceError> {
+    let sockets_only = Reconfigure { number, backend: ask.backend.clone(), size: None, dead_timeout: None };
+    let sockets = replace(driver, &sockets_only, connections.max(1))?;
+    if sockets.len() < connections.max(1) {
+        return Ok(None);
+    }
+    // The stack may have been given another size meanwhile.
+    let rest = Reconfigure { size: Some(ask.size), dead_timeout: Some(ask.dead_timeout), ..sockets_only };
+    driver.reconfigure(&rest, &[]).map_err(|errno| refused("resize", Some(number), errno))?;
+    Ok(Some(sockets))
+}
+
+impl Attached {
+    fn path(&self) -> String {
+        format!("/dev/nbd{}", self.number)
+    }
+
+    fn session(&self) -> Session {
+        let info = info_of(&self.device);
+        Session {
+            export: ExportId(self.device.number()),
+            name: self.path(),
+            size: info.size,
+            flags: info.transmission_flags(Style::Simple, false),
+            style: Style::Simple,
+            block_sizes: info.block_sizes,
+            block_sizes_agreed: false,
+            base_allocation: None,
+            tls: false,
+        }
+    }
+
+    /// Hand our ends of connections to reactors, one after the other.
+    fn serve(self: &Arc<Self>, sockets: Vec<OwnedFd>) {
+        let Some(host) = self.host.upgrade() else { return };
+        for socket in sockets {
+            self.alive.fetch_add(1, Relaxed);
+            let guard = Gone(Arc::downgrade(self));
+            let adopt = adoption(socket, self.session(), Vec::new(), Some(Box::new(move || drop(guard))));
+            host.attach(self.device.clone(), adopt);
+        }
+    }
+
+    /// Bring the kernel sockets in place of connections that are over. How many are alive now.
+    async fn mend(self: &Arc<Self>) -> Result<usize, NbdDeviceError> {
+        let _changing = self.changing.lock().await;
+        let missing = self.connections.saturating_sub(self.alive.load(Relaxed));
+        if missing == 0 || self.closing.load(Relaxed) {
+            return Ok(self.alive.load(Relaxed));
+        }
+        let this = self.clone();
+        let sockets = blocking(move || {
+            if !this.is_ours() {
+                return Ok(Vec::new());
+            }
+            replace(&*this.driver, &this.sockets_only(), missing)
+        })
+        .await?;
+        self.serve(sockets);
+        Ok(self.alive.load(Relaxed))
+    }
+
+    fn sockets_only(&self) -> Reconfigure {
+        Reconfigure { number: self.number, backend: self.backend.clone(), size: None, dead_timeout: None }
+    }
+
+    /// Whether the kernel's device is still connected, and to us.
+    fn is_ours(&self) -> bool {
+        self.driver.is_connected(self.number) == Ok(true)
+            && self
+                .driver
+                .facts(self.number)
+                .is_some_and(|facts| facts.backend.as_ref() == Some(&self.backend))
+    }
+
+    /// Tell the kernel that the device holds so many bytes.
+    async fn tell_size(self: &Arc<Self>, size: u64) -> Result<(), NbdDeviceError> {
+        let _changing = self.changing.lock().await;
+        let this = self.clone();
+        blocking(move || {
+            let ask = Reconfigure { size: Some(size), ..this.sockets_only() };
+            this.driver.reconfigure(&ask, &[]).map_err(|errno| refused("resize", Some(this.number), errno))
+        })
+        .await
+    }
+
+    /// Take the kernel's device away, if it is still ours. `leave`: one that is mounted is left to the next
+    /// server rather than to be a refusal.
+    async fn detach(self: &Arc<Self>, leave: bool) -> Result<(), NbdDeviceError> {
+        self.closing.store(true, Relaxed);
+        let _changing = self.changing.lock().await;
+        let this = self.clone();
+        let work = blocking(move || {
+            if !this.is_ours() {
+                return Ok(());
+            }
+            match this.driver.is_held(this.number) {
+                true if leave => Ok(()),
+                true => Err(NbdDeviceError::Held(this.number)),
+                false => {
+                    // What was written through the page cache is lost with the device, unless it gets here first.
+                    if this.alive.load(Relaxed) > 0
+                        && let Err(error) = this.driver.sync(this.number)
+                    {
+                        tracing::warn!(path = this.path(), %error, "not synced before it is detached");
+                    }
+                    let done = this.driver.disconnect(this.number);
+                    done.map_err(|errno| refused("detach", Some(this.number), errno))
+                }
+            }
+        });
+        let done = tokio::time::timeout(DISCONNECT_MAX, work).await;
+        let done = done.unwrap_or_else(|_| Err(refused("detach", Some(self.number), Errno::TIMEDOUT)));
+        if done.is_err() {
+            self.closing.store(false, Relaxed);
+        }
+        self.gone.notify_one();
+        done
+    }
+}
+
+/// Tells when a connection is over, or never began.
+struct Gone(Weak<Attached>);
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        if let Some(attached) = self.0.upgrade() {
+            attached.alive.fetch_sub(1, Relaxed);
+            attached.gone.notify_one();
+        }
+    }
+}
+
+/// Mends a device whose connections the kernel gave up, as long as there is one.
+async fn reconnect(attached: Weak<Attached>) {
+    loop {
+        let Some(attached) = attached.upgrade() else { return };
+        attached.gone.notified().await;
+        if attached.closing.load(Relaxed) {
+            // It may be refused: then there is something to mend after all.
+            drop(attached.changing.lock().await);
+            if attached.closing.load(Relaxed) {
+                return;
+            }
+        }
+        let (name, path) = (attached.device.name().to_owned(), attached.path());
+        match attached.mend().await {
+            Ok(0) => {
+                tracing::warn!(%name, %path, "the kernel's device was detached by somebody else");
+                return;
+            }
+            Ok(alive) => tracing::info!(%name, %path, alive, "a connection was mended"),
+            Err(error) => tracing::warn!(%name, %path, %error, "a connection could not be mended"),
+        }
+    }
+}
+
+impl Export for NbdDevice {
+    fn info(&self, _: &Device) -> ExportInfo {
+        ExportInfo {
+            kind: "nbd-device".to_owned(),
+            address: self.0.path(),
+            connections: self.0.alive.load(Relaxed) as u64,
+            tls: "off".to_owned(),
+        }
+    }
+
+    fn close<'a>(&'a self, _: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>> {
+        let leave = self.0.host.upgrade().is_none_or(|host| host.is_shutting_down());
+        Box::pin(async move { self.0.detach(leave).await.map_err(HostError::from) })
+    }
+
+    fn resized(&self, size: Bytes) -> BoxFuture<'_, Result<(), HostError>> {
+        Box::pin(async move { self.0.tell_size(size.0).await.map_err(HostError::from) })
+    }
+}

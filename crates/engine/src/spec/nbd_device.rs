@@ -1,0 +1,143 @@
+//! `--nbd-device[=[N][,key=value…]]`: a device of the kernel's nbd driver on an export of ours.
+
+use super::SpecError;
+use super::items::{Options, split};
+use super::time::{format_time, parse_time};
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// The most connections of one device: the most I/O threads of a process.
+const CONNECTIONS_MAX: u16 = 256;
+/// The driver keeps its times in ticks of 32 bits: 2^32 at 1000 a second.
+const SECONDS_MAX: u64 = 4_000_000;
+/// How long requests wait for a new server by default.
+const DEAD_DEFAULT: Duration = Duration::from_secs(30);
+
+/// How a device of the kernel's nbd driver is attached.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NbdDeviceSpec {
+    /// N of `/dev/nbdN`; `None`: any that is free.
+    pub number: Option<u32>,
+    /// Connections, and so hardware queues in the kernel; `None`: one for each I/O thread.
+    pub connections: Option<u16>,
+    /// After which the kernel gives a connection up that does not answer; `None`: never.
+    pub timeout: Option<Duration>,
+    /// How long the kernel holds requests back when there is no server.
+    pub dead_timeout: Duration,
+    /// The block size that the kernel is told; `None`: the device's.
+    pub block: Option<u32>,
+}
+
+impl Default for NbdDeviceSpec {
+    fn default() -> Self {
+        NbdDeviceSpec {
+            number: None,
+            connections: None,
+            timeout: None,
+            dead_timeout: DEAD_DEFAULT,
+            block: None,
+        }
+    }
+}
+
+fn seconds(options: &mut Options, key: &'static str, least: u64) -> Result<Option<Duration>, SpecError> {
+    let Some(text) = options.text(key)? else { return Ok(None) };
+    let time = parse_time(&text)?;
+    if time.subsec_nanos() != 0 || !(least..=SECONDS_MAX).contains(&time.as_secs()) {
+        return Err(SpecError::new(
+            format!("option {key} cannot be {text}"),
+            format!("the kernel counts whole seconds, from {least} to {SECONDS_MAX}"),
+        ));
+    }
+    Ok(Some(time))
+}
+
+impl FromStr for NbdDeviceSpec {
+    type Err = SpecError;
+
+    /// `3`, `3,connections=2,dead_conn_timeout=60s`, or nothing at all.
+    fn from_str(text: &str) -> Result<NbdDeviceSpec, SpecError> {
+        const KNOWN: &[&str] = &["connections", "timeout", "dead_conn_timeout", "block"];
+        let mut items = split(text).into_iter();
+        let number = match items.next().unwrap_or_default() {
+            word if word.is_empty() => None,
+            word => Some(word.parse().map_err(|_| {
+                SpecError::new(
+                    format!("\"{word}\" is not the number of an nbd device"),
+                    "for /dev/nbd3 write 3",
+                )
+            })?),
+        };
+        let mut options = Options::new("nbd-device", KNOWN, items)?;
+        let connections: Option<u16> = options.value("connections", "4")?;
+        if connections.is_some_and(|count| !(1..=CONNECTIONS_MAX).contains(&count)) {
+            return Err(SpecError::new(
+                "option connections is out of range",
+                format!("use a number from 1 to {CONNECTIONS_MAX}"),
+            ));
+        }
+        let block: Option<block::Bytes> = options.value("block", "4096")?;
+        if let Some(block) = block
+            && !(block.0.is_power_of_two() && (512..=65536).contains(&block.0))
+        {
+            return Err(SpecError::new(format!("a block cannot be {block} bytes"), "use 512, 1K, 2K or 4K"));
+        }
+        Ok(NbdDeviceSpec {
+            number,
+            connections,
+            timeout: seconds(&mut options, "timeout", 1)?,
+            dead_timeout: seconds(&mut options, "dead_conn_timeout", 0)?.unwrap_or(DEAD_DEFAULT),
+            block: block.map(|block| block.0 as u32),
+        })
+    }
+}
+
+impl fmt::Display for NbdDeviceSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(number) = self.number {
+            write!(f, "{number}")?;
+        }
+        if let Some(connections) = self.connections {
+            write!(f, ",connections={connections}")?;
+        }
+        if let Some(timeout) = self.timeout {
+            write!(f, ",timeout={}", format_time(timeout))?;
+        }
+        if self.dead_timeout != DEAD_DEFAULT {
+            write!(f, ",dead_conn_timeout={}", format_time(self.dead_timeout))?;
+        }
+        self.block.map_or(Ok(()), |block| write!(f, ",block={block}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_nbd_device_reads_back_from_its_text() {
+        for text in ["", "0", "7,connections=4", ",timeout=90s,dead_conn_timeout=0,block=4096"] {
+            let spec: NbdDeviceSpec = text.parse().unwrap();
+            assert_eq!(spec.to_string().parse::<NbdDeviceSpec>(), Ok(spec), "{text}");
+        }
+        assert_eq!("".parse::<NbdDeviceSpec>(), Ok(NbdDeviceSpec::default()));
+        assert_eq!("3".parse::<NbdDeviceSpec>().unwrap().number, Some(3));
+    }
+
+    #[test]
+    fn an_nbd_device_that_cannot_be_is_refused() {
+        for (text, why) in [
+            ("nbd3", "write 3"),
+            ("3,connections=0", "from 1 to 256"),
+            ("3,timeout=0", "whole seconds"),
+            ("3,timeout=1500ms", "whole seconds"),
+            ("3,dead_conn_timeout=5000000s", "whole seconds"),
+            ("3,block=768", "a block cannot be 768"),
+            ("3,persist", "no option"),
+        ] {
+            let refusal = text.parse::<NbdDeviceSpec>().expect_err(text).to_string();
+            assert!(refusal.contains(why), "{text}: {refusal}");
+        }
+    }
+}
