@@ -8,35 +8,23 @@
 use crate::args::ServeArgs;
 use crate::failure::{Failure, print};
 use crate::plan;
+use std::ffi::OsString;
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 
 pub(crate) fn add(args: &ServeArgs) -> Result<ExitCode, Failure> {
     // What makes no sense is said without starting anything.
     let topology = plan::topology("add", args)?;
     let name = topology.devices[0].name.to_string();
     let fail = |why: std::io::Error| Failure::new("add", &name, why);
-    // What whoever called us has open is not for a process that outlives the call: a pipe would never end.
-    close_fds::set_fds_cloexec(3, &[]);
-    let program = std::env::current_exe().map_err(fail)?;
-    let mut child = Command::new(program)
-        .arg("serve")
-        .arg("--detached")
-        // Behind the program's name and `add`.
-        .args(std::env::args_os().skip(2))
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(fail)?;
-    let (ready, said) = outputs(&mut child).map_err(fail)?;
+    // Behind the program's name and `add`.
+    let Started { ready, said, ended } = start(std::env::args_os().skip(2)).map_err(fail)?;
     eprint!("{said}");
-    if !ready.is_empty() {
+    let Some(status) = ended else {
         print(&ready);
         return Ok(ExitCode::SUCCESS);
-    }
-    let status = child.wait().map_err(fail)?;
+    };
     match status.code() {
         Some(code) if !said.is_empty() => Ok(ExitCode::from(u8::try_from(code).unwrap_or(1).max(1))),
         Some(code) => Err(Failure::new("add", &name, format!("its process ended with status {code}"))),
@@ -45,6 +33,36 @@ pub(crate) fn add(args: &ServeArgs) -> Result<ExitCode, Failure> {
             Err(Failure::new("add", &name, format!("its process was killed by signal {signal}")))
         }
     }
+}
+
+/// A process that serves, or that could not.
+pub(crate) struct Started {
+    /// Its ready lines; empty when it is not.
+    pub(crate) ready: String,
+    /// What it said on stderr.
+    pub(crate) said: String,
+    /// How it ended, if it did.
+    pub(crate) ended: Option<ExitStatus>,
+}
+
+/// Start a process that serves what `words` say, as `add` takes them, and wait until it is ready.
+///
+/// # Errors
+/// No process can be started.
+pub(crate) fn start(words: impl IntoIterator<Item = OsString>) -> std::io::Result<Started> {
+    // What whoever called us has open is not for a process that outlives the call: a pipe would never end.
+    close_fds::set_fds_cloexec(3, &[]);
+    let mut child = Command::new(std::env::current_exe()?)
+        .arg("serve")
+        .arg("--detached")
+        .args(words)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let (ready, said) = outputs(&mut child)?;
+    let ended = if ready.is_empty() { Some(child.wait()?) } else { None };
+    Ok(Started { ready, said, ended })
 }
 
 /// All that the child says before it lets go.

@@ -44,6 +44,9 @@ pub(crate) enum Command {
     Resume(ResumeArgs),
     /// Report I/O statistics, in iostat's columns
     Stat(StatArgs),
+    /// Set up and control loop devices, with losetup's own options and output
+    #[command(disable_help_flag = true)]
+    Losetup(LosetupArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -288,6 +291,16 @@ pub(crate) struct SuspendArgs {
 pub(crate) struct ResumeArgs {
     /// The device
     pub(crate) name: String,
+}
+
+#[derive(Args, Debug)]
+#[command(
+    override_usage = "blockyard losetup [options] [DEVICE]\n       blockyard losetup [options] -f | DEVICE FILE"
+)]
+pub(crate) struct LosetupArgs {
+    /// losetup's options and arguments: blockyard losetup --help lists them
+    #[arg(value_name = "WORDS", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) words: Vec<String>,
 }
 
 #[derive(Args, Debug)]

@@ -18,6 +18,7 @@ mod del;
 mod failure;
 mod listing;
 mod log;
+mod losetup;
 mod pages;
 mod plan;
 mod progress;
@@ -56,6 +57,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Suspend(args) => change::suspend(&args),
         Command::Resume(args) => change::resume(&args),
         Command::Stat(args) => stat::stat(&args),
+        Command::Losetup(args) => Ok(losetup::losetup(&args.words)),
         Command::Completions { shell } => pages::completions(shell),
         Command::Man => pages::man(),
     }

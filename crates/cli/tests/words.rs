@@ -123,7 +123,7 @@ fn help_lists_every_command_and_only_what_works() {
         .collect();
     assert_eq!(
         commands,
-        "serve add up check list show del resize set suspend resume stat completions man help"
+        "serve add up check list show del resize set suspend resume stat losetup completions man help"
             .split(' ')
             .collect::<Vec<_>>()
     );

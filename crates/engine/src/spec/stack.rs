@@ -49,7 +49,7 @@ pub struct FileSpec {
     pub path: PathBuf,
     /// Whether the page cache is passed by.
     pub direct: Direct,
-    /// Where in the file the device starts. A multiple of 512.
+    /// Where in the file the device starts: at any byte, as with loop devices.
     pub offset: Bytes,
     /// How much of the file the device covers at most.
     pub sizelimit: Option<Bytes>,
@@ -172,12 +172,6 @@ fn parse_file(what: &str, items: impl Iterator<Item = String>) -> Result<FileSpe
         partscan: options.flag("partscan")?,
     };
     let size: Option<Bytes> = options.value("size", "10G")?;
-    if !file.offset.is_aligned(512) {
-        return Err(SpecError::new(
-            format!("offset {} is within a sector", file.offset),
-            "use a multiple of 512",
-        ));
-    }
     if file.sizelimit == Some(Bytes::ZERO) {
         return Err(SpecError::new("sizelimit is 0", "leave it out for the whole file"));
     }

@@ -1,0 +1,382 @@
+//! `blockyard losetup`: losetup's own words, columns and exit statuses, on our devices and the kernel's own.
+//!
+//! A file that is set up becomes one of our devices with a loop device above it. Devices are named as their
+//! nodes, or by the names that `blockyard list` shows. The kernel's own loop devices are listed beside ours;
+//! what is to be done to one of them is left to the system's losetup.
+//!
+//! Not here: loop devices themselves, which are an export like others.
+
+mod options;
+mod rows;
+mod table;
+
+use crate::add;
+use crate::failure::{FAILED, Failure, print};
+use crate::listing::{block_on, devices, run_dir};
+use engine::change::Change;
+use engine::control::ClientError;
+use engine::spec::{Bytes, Direct, StackSpec};
+use options::{Action, Options};
+use rows::{Back, Row};
+use std::ffi::OsString;
+use std::fmt::Display;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use table::{Column, listing, sentence};
+
+/// What losetup has to say when it does not do what it is asked to.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    why: String,
+    /// Its help may be of help.
+    usage: bool,
+}
+
+impl Refusal {
+    fn plain(why: String) -> Refusal {
+        Refusal { why, usage: false }
+    }
+
+    fn usage(why: String) -> Refusal {
+        Refusal { why, usage: true }
+    }
+
+    fn of(name: &str, what: &str, why: impl Display) -> Refusal {
+        Refusal::plain(format!("{name}: {what}: {why}"))
+    }
+
+    fn report(&self) -> ExitCode {
+        eprintln!("losetup: {}", self.why);
+        if self.usage {
+            eprintln!("Try 'losetup --help' for more information.");
+        }
+        ExitCode::from(FAILED)
+    }
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Refusal {
+        Refusal::plain(failure.to_string())
+    }
+}
+
+impl From<ClientError> for Refusal {
+    fn from(error: ClientError) -> Refusal {
+        Refusal::plain(error.to_string())
+    }
+}
+
+pub(crate) fn losetup(words: &[String]) -> ExitCode {
+    match options::parse(words).and_then(|options| run(&options)) {
+        Ok(code) => code,
+        Err(refusal) => refusal.report(),
+    }
+}
+
+fn run(options: &Options) -> Result<ExitCode, Refusal> {
+    match &options.action {
+        Action::Help => {
+            print(&help());
+        }
+        Action::Version => {
+            print(&format!("losetup from blockyard {}\n", env!("CARGO_PKG_VERSION")));
+        }
+        Action::ShowAll { file } => show_all(options, file.as_deref())?,
+        Action::ShowOne(word) => return show_one(options, word),
+        Action::FindFree => {
+            let free = rows::first_free();
+            let free = free.ok_or_else(|| Refusal::plain("cannot find an unused loop device".to_owned()))?;
+            print(&format!("{free}\n"));
+        }
+        Action::Create { device, file } => create(options, device.as_deref(), file)?,
+        Action::Detach(words) => return detach(words),
+        Action::DetachAll => return detach_all(),
+        Action::SetCapacity(word) => {
+            let change = Change::Resize { size: None, shrink: true };
+            return change_one(word, "set capacity failed", &change, &["--set-capacity", word]);
+        }
+        Action::SetDirect(word, on) => {
+            let (direct, flag) =
+                if *on { (Direct::On, "--direct-io=on") } else { (Direct::Off, "--direct-io=off") };
+            return change_one(word, "set direct io failed", &Change::Direct(direct), &[flag, word]);
+        }
+        Action::SetBlock(word, block) => return set_block(word, *block),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// All devices in use.
+fn used() -> Result<Vec<Row>, Refusal> {
+    let run = run_dir("losetup")?;
+    Ok(rows::used(block_on("losetup", devices(&run))??))
+}
+
+/// The device that a word means: one in use, or a loop device of the kernel's that is not.
+fn find(word: &str) -> Result<Row, Refusal> {
+    if let Some(row) = used()?.into_iter().find(|row| row.is(word)) {
+        return Ok(row);
+    }
+    let name = word.strip_prefix("/dev/").unwrap_or(word);
+    Row::of_kernel(name).ok_or_else(|| Refusal::of(word, "failed to use device", "No such device"))
+}
+
+fn show_all(options: &Options, file: Option<&str>) -> Result<(), Refusal> {
+    let mut rows = used()?;
+    if let Some(file) = file {
+        // A file that is not there is behind nothing.
+        let back = Back::of(file);
+        rows.retain(|row| back.is_some_and(|back| row.is_on(back, options.offset)));
+    }
+    print(&shown(options, &rows));
+    Ok(())
+}
+
+fn shown(options: &Options, rows: &[Row]) -> String {
+    let how = &options.listing;
+    match how.list {
+        true => listing(rows, &how.columns, how.style, how.headings),
+        false => rows.iter().map(sentence).collect(),
+    }
+}
+
+fn show_one(options: &Options, word: &str) -> Result<ExitCode, Refusal> {
+    let row = find(word)?;
+    if row.back_file.is_none() && !options.listing.list {
+        return Err(Refusal::plain(format!("{}: No such device or address", row.name)));
+    }
+    print(&shown(options, &[row]));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The stack that losetup's options describe.
+fn stack(options: &Options, file: &Path) -> Result<StackSpec, Refusal> {
+    let name = file.display().to_string();
+    let failed = |why: &dyn Display| Refusal::of(&name, "failed to set up loop device", why);
+    let absolute = std::path::absolute(file).map_err(|why| failed(&why))?;
+    let mut stack: StackSpec = "file:disk".parse().map_err(|why| failed(&why))?;
+    if let StackSpec::File(spec) = &mut stack {
+        spec.path = absolute;
+        spec.offset = Bytes(options.offset.unwrap_or(0));
+        spec.sizelimit = options.sizelimit.filter(|&limit| limit > 0).map(Bytes);
+        spec.direct = if options.direct == Some(true) { Direct::On } else { Direct::Off };
+        spec.block = options.block.filter(|&block| block > 0);
+        // As losetup does it: what cannot be written is set up read-only.
+        let write = rustix::fs::access(file, rustix::fs::Access::WRITE_OK);
+        spec.ro =
+            options.read_only || matches!(write, Err(rustix::io::Errno::ROFS | rustix::io::Errno::ACCESS));
+        spec.partscan = options.partscan;
+    }
+    Ok(stack)
+}
+
+fn create(options: &Options, device: Option<&str>, file: &str) -> Result<(), Refusal> {
+    let failed = |why: &dyn Display| Refusal::of(file, "failed to set up loop device", why);
+    let meta = std::fs::metadata(file).map_err(|why| failed(&plain(&why)))?;
+    if options.no_overlap
+        && let Some(there) = overlapping(options, file, meta.size())?
+    {
+        if options.show {
+            print(&format!("{}\n", there.name));
+        }
+        return Ok(());
+    }
+    let export = match device {
+        None => "--loop".to_owned(),
+        Some(word) => export_at(word)?,
+    };
+    let stack = stack(options, Path::new(file))?.to_string();
+    let words: [OsString; 3] = [stack.into(), export.into(), "--json".into()];
+    let started = add::start(words).map_err(|why| failed(&why))?;
+    if started.ready.is_empty() {
+        let said = started.said.lines().next().unwrap_or("its process ended");
+        let why = said.strip_prefix("blockyard: add failed: ").unwrap_or(said);
+        return Err(failed(&why));
+    }
+    warn_of_size(options, file, meta.size());
+    if options.show {
+        print(&node_of(&started.ready));
+    }
+    Ok(())
+}
+
+/// The address of the first export that is a node, from what `add --json` says.
+fn node_of(ready: &str) -> String {
+    let lines = ready.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let addresses: Vec<String> =
+        lines.filter_map(|line| line["address"].as_str().map(str::to_owned)).collect();
+    let node = addresses.iter().find(|address| address.starts_with("/dev/")).or(addresses.first());
+    node.map(|node| format!("{node}\n")).unwrap_or_default()
+}
+
+/// How to get a device of that name: `/dev/loopN` or `/dev/ublkbN`.
+fn export_at(word: &str) -> Result<String, Refusal> {
+    let name = word.strip_prefix("/dev/").unwrap_or(word);
+    if let Some(row) = used()?.iter().find(|row| row.is(word)) {
+        return Err(Refusal::of(&row.name, "failed to set up loop device", "Device or resource busy"));
+    }
+    for (prefix, flag) in [("loop", "--loop"), ("ublkb", "--ublk")] {
+        if let Some(number) = name.strip_prefix(prefix)
+            && let Ok(number) = number.parse::<u32>()
+        {
+            return Ok(format!("{flag}={number}"));
+        }
+    }
+    Err(Refusal::of(word, "failed to use device", "No such device"))
+}
+
+/// With `--nooverlap`: the device that is just what is asked for.
+fn overlapping(options: &Options, file: &str, size: u64) -> Result<Option<Row>, Refusal> {
+    let Some(back) = Back::of(file) else { return Ok(None) };
+    let range = |offset: u64, limit: u64| {
+        let end = if limit > 0 { offset.saturating_add(limit) } else { u64::MAX };
+        (offset, end.min(size.max(offset)))
+    };
+    let (offset, limit) = (options.offset.unwrap_or(0), options.sizelimit.unwrap_or(0));
+    let (start, end) = range(offset, limit);
+    for row in used()?.into_iter().filter(|row| row.is_on(back, None)) {
+        let (other_offset, other_limit) = (row.offset.unwrap_or(0), row.sizelimit.unwrap_or(0));
+        if (other_offset, other_limit, row.read_only) == (offset, limit, options.read_only) {
+            return Ok(Some(row));
+        }
+        let (other_start, other_end) = range(other_offset, other_limit);
+        if start < other_end && other_start < end {
+            return Err(Refusal::plain(format!("{file}: overlapping loop device exists")));
+        }
+    }
+    Ok(None)
+}
+
+fn warn_of_size(options: &Options, file: &str, size: u64) {
+    let size = size.saturating_sub(options.offset.unwrap_or(0));
+    let size = options.sizelimit.filter(|&limit| limit > 0).map_or(size, |limit| size.min(limit));
+    if size < 512 {
+        eprintln!(
+            "losetup: {file}: Warning: file is smaller than 512 bytes; the loop device may be useless or \
+             invisible for system tools."
+        );
+    } else if !size.is_multiple_of(512) {
+        eprintln!(
+            "losetup: {file}: Warning: file does not fit into a 512-byte sector; the end of the file will be \
+             ignored."
+        );
+    }
+}
+
+fn detach(words: &[String]) -> Result<ExitCode, Refusal> {
+    // One that cannot be detached does not keep the others.
+    let mut code = ExitCode::SUCCESS;
+    for word in words {
+        let done = find(word).and_then(|row| match &row.ours {
+            Some((client, name)) => block_on("losetup", client.delete(name))?
+                .map_err(|why| Refusal::of(&row.name, "detach failed", why)),
+            None if row.back_file.is_none() => {
+                Err(Refusal::of(&row.name, "detach failed", "No such device or address"))
+            }
+            None => kernels(&["--detach", &row.name]),
+        });
+        if let Err(refusal) = done {
+            code = refusal.report();
+        }
+    }
+    Ok(code)
+}
+
+/// All that losetup would know of: devices with nodes. Those that clients reach otherwise stay.
+fn detach_all() -> Result<ExitCode, Refusal> {
+    let nodes = used()?.into_iter().filter(|row| row.name.starts_with("/dev/"));
+    detach(&nodes.map(|row| row.name).collect::<Vec<_>>())
+}
+
+/// Change a device of ours; `words`: how the system's losetup is asked to, for one of the kernel's own.
+fn change_one(word: &str, what: &str, change: &Change, words: &[&str]) -> Result<ExitCode, Refusal> {
+    let row = find(word)?;
+    match &row.ours {
+        Some((client, name)) => block_on("losetup", client.change(name, change))?
+            .map_err(|why| Refusal::of(&row.name, what, why))?,
+        None if row.back_file.is_none() => {
+            return Err(Refusal::of(&row.name, what, "No such device or address"));
+        }
+        None => kernels(words)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn set_block(word: &str, block: u32) -> Result<ExitCode, Refusal> {
+    let row = find(word)?;
+    if row.ours.is_none() {
+        let text = block.to_string();
+        return kernels(&["--sector-size", &text, &row.name]).map(|()| ExitCode::SUCCESS);
+    }
+    if row.block == block {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let why = "a device that is set up keeps its block size (detach it, and set it up with --sector-size)";
+    Err(Refusal::of(&row.name, "set logical block size failed", why))
+}
+
+/// Ask the system's losetup, which says itself what is wrong.
+fn kernels(words: &[&str]) -> Result<(), Refusal> {
+    let status = Command::new("losetup").args(words).status();
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(_) => Err(Refusal::plain("the system's losetup failed".to_owned())),
+        Err(why) => {
+            let why = format!("it is the kernel's own, and the system's losetup cannot be run: {why}");
+            Err(Refusal::plain(why))
+        }
+    }
+}
+
+/// What the kernel says, without Rust's number behind it.
+fn plain(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or_default().to_owned()
+}
+
+fn help() -> String {
+    let mut text = String::from(HELP);
+    for column in Column::ALL {
+        let (name, says) = column.named();
+        text.push_str(&format!("{name:>13}  {says}\n"));
+    }
+    text
+}
+
+const HELP: &str = "
+Usage:
+ losetup [options] [<loopdev>]
+ losetup [options] -f | <loopdev> <file>
+
+Set up and control loop devices.
+
+Options:
+ -a, --all                     list all used devices
+ -d, --detach <loopdev>...     detach one or more devices
+ -D, --detach-all              detach all used devices
+ -f, --find                    find first unused device
+ -c, --set-capacity <loopdev>  resize the device
+ -j, --associated <file>       list all devices associated with <file>
+ -L, --nooverlap               avoid possible conflict between devices
+
+ -o, --offset <num>            start at offset <num> into file
+     --sizelimit <num>         device is limited to <num> bytes of the file
+ -b, --sector-size <num>       set the logical sector size to <num>
+ -P, --partscan                create a partitioned loop device
+ -r, --read-only               set up a read-only loop device
+     --direct-io[=<on|off>]    open backing file with O_DIRECT
+     --show                    print device name after setup (with -f)
+ -v, --verbose                 verbose mode
+
+ -J, --json                    use JSON --list output format
+ -l, --list                    list info about all or specified (default)
+ -n, --noheadings              don't print headings for --list output
+ -O, --output <cols>           specify columns to output for --list
+     --output-all              output all columns
+     --raw                     use raw --list output format
+
+ -h, --help                    display this help
+ -V, --version                 display version
+
+Available output columns:
+";

@@ -1,0 +1,148 @@
+//! Loop devices, and what acts as one: those of all our processes, and the kernel's own as sysfs shows them.
+
+use engine::control::{ControlClient, DeviceInfo};
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+/// The file behind a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Back {
+    /// Major and minor number of what it lies on.
+    pub(super) device: (u32, u32),
+    pub(super) inode: u64,
+}
+
+impl Back {
+    pub(super) fn of(path: &str) -> Option<Back> {
+        let meta = fs::metadata(path).ok()?;
+        let number = meta.dev();
+        Some(Back { device: (rustix::fs::major(number), rustix::fs::minor(number)), inode: meta.ino() })
+    }
+
+    /// Both numbers in one, as the kernel tells them to user space (`new_encode_dev`).
+    pub(super) fn number(self) -> u64 {
+        let (major, minor) = (u64::from(self.device.0), u64::from(self.device.1));
+        minor & 0xff | major << 8 | (minor & !0xff) << 12
+    }
+}
+
+/// One device.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    /// Its node; of ours without one, its name.
+    pub(super) name: String,
+    /// Empty when nothing is behind it.
+    pub(super) back_file: Option<String>,
+    pub(super) back: Option<Back>,
+    pub(super) device: Option<(u32, u32)>,
+    pub(super) offset: Option<u64>,
+    pub(super) sizelimit: Option<u64>,
+    pub(super) autoclear: bool,
+    pub(super) partscan: bool,
+    pub(super) read_only: bool,
+    pub(super) dio: bool,
+    pub(super) block: u32,
+    /// Ours: who serves it, and under which name.
+    pub(super) ours: Option<(ControlClient, String)>,
+}
+
+impl Row {
+    /// Whether a word on the command line means it.
+    pub(super) fn is(&self, word: &str) -> bool {
+        let own = self.ours.as_ref().is_some_and(|(_, name)| name == word);
+        own || self.name == word || self.name.strip_prefix("/dev/") == Some(word)
+    }
+
+    /// Whether it is on that file, and begins there.
+    pub(super) fn is_on(&self, file: Back, offset: Option<u64>) -> bool {
+        self.back == Some(file) && offset.is_none_or(|offset| self.offset == Some(offset))
+    }
+
+    fn of_ours(client: ControlClient, info: &DeviceInfo) -> Row {
+        let fact = |name: &str| info.backend.get(name);
+        let number = |name: &str| fact(name).and_then(|text| text.parse::<u64>().ok());
+        let flag = |name: &str| number(name) == Some(1);
+        let node = info.exports.iter().find(|export| export.address.starts_with("/dev/"));
+        let back_file = fact("backing_file").or(fact("path")).cloned();
+        Row {
+            name: node.map_or_else(|| info.name.clone(), |export| export.address.clone()),
+            back: back_file.as_deref().and_then(Back::of),
+            device: node.and_then(|export| device_number(&export.address)),
+            offset: number("offset").or(back_file.as_ref().map(|_| 0)),
+            sizelimit: number("sizelimit").or(back_file.as_ref().map(|_| 0)),
+            back_file: back_file.or_else(|| Some(info.stack.clone())),
+            autoclear: flag("autoclear"),
+            partscan: flag("partscan"),
+            read_only: info.read_only,
+            dio: flag("dio"),
+            block: info.logical_block_size,
+            ours: Some((client, info.name.clone())),
+        }
+    }
+
+    /// A loop device of the kernel's own, bound or not.
+    pub(super) fn of_kernel(name: &str) -> Option<Row> {
+        let directory = Path::new("/sys/block").join(name);
+        let text = |path: &str| {
+            fs::read_to_string(directory.join(path)).ok().map(|text| text.trim_end_matches('\n').to_owned())
+        };
+        let number = |path: &str| text(path).and_then(|text| text.parse::<u64>().ok());
+        if !is_loop_name(name) || !directory.is_dir() {
+            return None;
+        }
+        let back_file = text("loop/backing_file");
+        Some(Row {
+            name: format!("/dev/{name}"),
+            back: back_file.as_deref().and_then(Back::of),
+            back_file,
+            device: text("dev").and_then(|text| {
+                let (major, minor) = text.split_once(':')?;
+                Some((major.parse().ok()?, minor.parse().ok()?))
+            }),
+            offset: number("loop/offset"),
+            sizelimit: number("loop/sizelimit"),
+            autoclear: number("loop/autoclear") == Some(1),
+            partscan: number("loop/partscan") == Some(1),
+            read_only: number("ro") == Some(1),
+            dio: number("loop/dio") == Some(1),
+            block: number("queue/logical_block_size").unwrap_or(512) as u32,
+            ours: None,
+        })
+    }
+}
+
+fn is_loop_name(name: &str) -> bool {
+    name.strip_prefix("loop")
+        .is_some_and(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()))
+}
+
+fn device_number(node: &str) -> Option<(u32, u32)> {
+    let meta = fs::metadata(node).ok().filter(|meta| meta.file_type().is_block_device())?;
+    Some((rustix::fs::major(meta.rdev()), rustix::fs::minor(meta.rdev())))
+}
+
+/// The number in a loop device's name.
+fn number_of(name: &str) -> Option<u32> {
+    name.strip_prefix("/dev/loop")?.parse().ok()
+}
+
+/// All that are in use: ours, then the kernel's own that do not stand under one of ours.
+pub(super) fn used(ours: Vec<(ControlClient, DeviceInfo)>) -> Vec<Row> {
+    let mut rows: Vec<Row> = ours.into_iter().map(|(client, info)| Row::of_ours(client, &info)).collect();
+    let names = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let kernels: Vec<Row> = names
+        .filter_map(|entry| Row::of_kernel(&entry.file_name().to_string_lossy()))
+        .filter(|row| row.back_file.is_some() && !rows.iter().any(|other| other.name == row.name))
+        .collect();
+    rows.extend(kernels);
+    rows.sort_by(|a, b| (number_of(&a.name), &a.name).cmp(&(number_of(&b.name), &b.name)));
+    rows
+}
+
+/// The first loop device that nothing is behind, as the kernel would choose it (`LOOP_CTL_GET_FREE`).
+pub(super) fn first_free() -> Option<String> {
+    fs::metadata("/dev/loop-control").ok()?;
+    let is_free = |number: &u32| !Path::new(&format!("/sys/block/loop{number}/loop/backing_file")).exists();
+    (0..1 << 20).find(is_free).map(|number| format!("/dev/loop{number}"))
+}

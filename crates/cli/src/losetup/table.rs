@@ -1,0 +1,343 @@
+//! How losetup writes what it knows: columns, as a table, raw, or as JSON, and the older sentence a device.
+
+use super::Refusal;
+use super::rows::Row;
+use serde_json::Value;
+use std::fmt::Write;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Style {
+    Table,
+    Raw,
+    Json,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Column {
+    Name,
+    AutoClear,
+    BackFile,
+    BackIno,
+    BackMajMin,
+    BackMaj,
+    BackMin,
+    MajMin,
+    Maj,
+    Min,
+    Offset,
+    PartScan,
+    Reference,
+    ReadOnly,
+    SizeLimit,
+    Dio,
+    LogSec,
+}
+
+/// What is in a cell.
+enum Cell {
+    Text(String),
+    Number(u64),
+    Flag(bool),
+    Empty,
+}
+
+impl Column {
+    /// What is shown unless columns are asked for.
+    pub(super) const DEFAULT: [Column; 8] = [
+        Column::Name,
+        Column::SizeLimit,
+        Column::Offset,
+        Column::AutoClear,
+        Column::ReadOnly,
+        Column::BackFile,
+        Column::Dio,
+        Column::LogSec,
+    ];
+
+    /// All there are, in the order of `--output-all`.
+    pub(super) const ALL: [Column; 17] = [
+        Column::Name,
+        Column::AutoClear,
+        Column::BackFile,
+        Column::BackIno,
+        Column::BackMajMin,
+        Column::BackMaj,
+        Column::BackMin,
+        Column::MajMin,
+        Column::Maj,
+        Column::Min,
+        Column::Offset,
+        Column::PartScan,
+        Column::Reference,
+        Column::ReadOnly,
+        Column::SizeLimit,
+        Column::Dio,
+        Column::LogSec,
+    ];
+
+    /// Its name and what it says.
+    pub(super) fn named(self) -> (&'static str, &'static str) {
+        match self {
+            Column::Name => ("NAME", "loop device name"),
+            Column::AutoClear => ("AUTOCLEAR", "autoclear flag set"),
+            Column::BackFile => ("BACK-FILE", "device backing file"),
+            Column::BackIno => ("BACK-INO", "backing file inode number"),
+            Column::BackMajMin => ("BACK-MAJ:MIN", "backing file major:minor device number"),
+            Column::BackMaj => ("BACK-MAJ", "backing file major device number"),
+            Column::BackMin => ("BACK-MIN", "backing file minor device number"),
+            Column::MajMin => ("MAJ:MIN", "loop device major:minor number"),
+            Column::Maj => ("MAJ", "loop device major number"),
+            Column::Min => ("MIN", "loop device minor number"),
+            Column::Offset => ("OFFSET", "offset from the beginning"),
+            Column::PartScan => ("PARTSCAN", "partscan flag set"),
+            Column::Reference => ("REF", "loop device reference string"),
+            Column::ReadOnly => ("RO", "read-only device"),
+            Column::SizeLimit => ("SIZELIMIT", "size limit of the file in bytes"),
+            Column::Dio => ("DIO", "access backing file with direct-io"),
+            Column::LogSec => ("LOG-SEC", "logical sector size in bytes"),
+        }
+    }
+
+    fn stands_left(self) -> bool {
+        let left = [Column::Name, Column::BackFile, Column::BackMajMin, Column::MajMin, Column::Reference];
+        left.contains(&self)
+    }
+
+    /// `NAME,RO`, or `+RO` for one more than usual; in any case.
+    pub(super) fn list(names: &str) -> Result<Vec<Column>, Refusal> {
+        let (mut columns, names) = match names.strip_prefix('+') {
+            Some(more) => (Column::DEFAULT.to_vec(), more),
+            None => (Vec::new(), names),
+        };
+        let mut rest = names;
+        while !rest.is_empty() {
+            let (name, after) = rest.split_once(',').unwrap_or((rest, ""));
+            let known = Column::ALL.into_iter().find(|column| column.named().0.eq_ignore_ascii_case(name));
+            // losetup names all that is left.
+            columns.push(known.ok_or_else(|| Refusal::plain(format!("unknown column: {rest}")))?);
+            rest = after;
+        }
+        Ok(columns)
+    }
+
+    fn cell(self, row: &Row) -> Cell {
+        let number = |value: Option<u64>| value.map_or(Cell::Empty, Cell::Number);
+        let text = |value: Option<String>| value.map_or(Cell::Empty, Cell::Text);
+        // The widths are losetup's own.
+        match self {
+            Column::Name => Cell::Text(row.name.clone()),
+            Column::AutoClear => Cell::Flag(row.autoclear),
+            Column::BackFile => text(row.back_file.clone()),
+            Column::BackIno => number(row.back.map(|back| back.inode)),
+            Column::BackMajMin => {
+                text(row.back.map(|back| format!("{:8}:{:<3}", back.device.0, back.device.1)))
+            }
+            Column::BackMaj => number(row.back.map(|back| back.device.0.into())),
+            Column::BackMin => number(row.back.map(|back| back.device.1.into())),
+            Column::MajMin => text(row.device.map(|(major, minor)| format!("{major:3}:{minor:<3}"))),
+            Column::Maj => number(row.device.map(|device| device.0.into())),
+            Column::Min => number(row.device.map(|device| device.1.into())),
+            Column::Offset => number(row.offset),
+            Column::PartScan => Cell::Flag(row.partscan),
+            Column::Reference => text(row.back_file.clone()),
+            Column::ReadOnly => Cell::Flag(row.read_only),
+            Column::SizeLimit => number(row.sizelimit),
+            Column::Dio => Cell::Flag(row.dio),
+            Column::LogSec => Cell::Number(row.block.into()),
+        }
+    }
+}
+
+impl Cell {
+    fn text(self) -> String {
+        match self {
+            Cell::Text(text) => text,
+            Cell::Number(number) => number.to_string(),
+            Cell::Flag(flag) => u8::from(flag).to_string(),
+            Cell::Empty => String::new(),
+        }
+    }
+
+    fn json(self) -> Value {
+        match self {
+            Cell::Text(text) => text.into(),
+            Cell::Number(number) => number.into(),
+            Cell::Flag(flag) => flag.into(),
+            Cell::Empty => Value::Null,
+        }
+    }
+}
+
+/// Rows under these columns; nothing at all when there are no rows, except in JSON.
+pub(super) fn listing(rows: &[Row], columns: &[Column], style: Style, headings: bool) -> String {
+    if style == Style::Json {
+        return json(rows, columns);
+    }
+    if rows.is_empty() {
+        return String::new();
+    }
+    let head = columns.iter().map(|column| column.named().0.to_owned()).collect();
+    let cells = rows.iter().map(|row| columns.iter().map(|column| column.cell(row).text()).collect());
+    let lines: Vec<Vec<String>> = std::iter::once(head).chain(cells).collect();
+    // Columns are as wide as their headings also where those are not shown.
+    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns.len()).map(width).collect();
+    let shown = &lines[usize::from(!headings)..];
+    match style {
+        Style::Raw => shown.iter().map(|cells| raw_line(cells)).collect(),
+        _ => table(shown, columns, &widths),
+    }
+}
+
+fn raw_line(cells: &[String]) -> String {
+    let escaped = |cell: &String| {
+        let mut text = String::new();
+        for c in cell.chars() {
+            match c {
+                ' ' | '\t' | '\n' | '\\' => {
+                    let _ = write!(text, "\\x{:02x}", u32::from(c));
+                }
+                c => text.push(c),
+            }
+        }
+        text
+    };
+    let cells: Vec<String> = cells.iter().map(escaped).collect();
+    cells.join(" ") + "\n"
+}
+
+fn table(lines: &[Vec<String>], columns: &[Column], widths: &[usize]) -> String {
+    let mut text = String::new();
+    for line in lines {
+        for (number, (cell, (column, &width))) in line.iter().zip(columns.iter().zip(widths)).enumerate() {
+            let last = number + 1 == columns.len();
+            let _ = match (column.stands_left(), last) {
+                // The last column is not filled up.
+                (true, true) => write!(text, "{cell}"),
+                (true, false) => write!(text, "{cell:<width$} "),
+                (false, true) => write!(text, "{cell:>width$}"),
+                (false, false) => write!(text, "{cell:>width$} "),
+            };
+        }
+        text.push('\n');
+    }
+    text
+}
+
+fn json(rows: &[Row], columns: &[Column]) -> String {
+    let mut text = String::from("{\n   \"loopdevices\": [");
+    for (number, row) in rows.iter().enumerate() {
+        text.push_str(if number == 0 { "\n      {" } else { ",{" });
+        for (number, column) in columns.iter().enumerate() {
+            let comma = if number == 0 { "" } else { "," };
+            let name = column.named().0.to_ascii_lowercase();
+            let _ = write!(text, "{comma}\n         \"{name}\": {}", column.cell(row).json());
+        }
+        text.push_str("\n      }");
+    }
+    if rows.is_empty() {
+        text.push('\n');
+    }
+    text.push_str("\n   ]\n}\n");
+    text
+}
+
+/// The sentence of `losetup -a`.
+pub(super) fn sentence(row: &Row) -> String {
+    let mut text = format!("{}: ", row.name);
+    let file = row.back_file.as_deref().unwrap_or_default();
+    let _ = match row.back {
+        Some(back) => write!(text, "[{:04}]:{} ({file})", back.number(), back.inode),
+        None => write!(text, "[]: ({file})"),
+    };
+    if let Some(offset) = row.offset.filter(|&offset| offset > 0) {
+        let _ = write!(text, ", offset {offset}");
+    }
+    if let Some(limit) = row.sizelimit.filter(|&limit| limit > 0) {
+        let _ = write!(text, ", sizelimit {limit}");
+    }
+    text.push('\n');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::losetup::rows::Back;
+
+    fn rows() -> Vec<Row> {
+        let row = Row {
+            name: "/dev/loop0".to_owned(),
+            back_file: Some("/tmp/b c.img".to_owned()),
+            back: Some(Back { device: (254, 0), inode: 77 }),
+            device: Some((7, 0)),
+            offset: Some(4096),
+            sizelimit: Some(0),
+            autoclear: false,
+            partscan: true,
+            read_only: true,
+            dio: false,
+            block: 512,
+            ours: None,
+        };
+        let unbound = Row {
+            name: "/dev/loop12".to_owned(),
+            back_file: None,
+            back: None,
+            offset: None,
+            sizelimit: None,
+            partscan: false,
+            read_only: false,
+            ..row.clone()
+        };
+        vec![row, unbound]
+    }
+
+    #[test]
+    fn a_table_has_losetups_columns_and_gaps() {
+        assert_eq!(
+            listing(&rows(), &Column::DEFAULT, Style::Table, true),
+            "NAME        SIZELIMIT OFFSET AUTOCLEAR RO BACK-FILE    DIO LOG-SEC\n\
+             /dev/loop0          0   4096         0  1 /tmp/b c.img   0     512\n\
+             /dev/loop12                          0  0                0     512\n"
+        );
+        assert_eq!(
+            listing(&rows()[..1], &Column::list("+maj:min").unwrap(), Style::Raw, false),
+            "/dev/loop0 0 4096 0 1 /tmp/b\\x20c.img 0 512 \\x20\\x207:0\\x20\\x20\n"
+        );
+        assert_eq!(listing(&[], &Column::DEFAULT, Style::Table, true), "");
+    }
+
+    #[test]
+    fn json_has_losetups_types_and_indentation() {
+        let columns = [Column::Name, Column::BackMajMin, Column::Offset, Column::ReadOnly];
+        assert_eq!(
+            listing(&rows(), &columns, Style::Json, true),
+            r#"{
+   "loopdevices": [
+      {
+         "name": "/dev/loop0",
+         "back-maj:min": "     254:0  ",
+         "offset": 4096,
+         "ro": true
+      },{
+         "name": "/dev/loop12",
+         "back-maj:min": null,
+         "offset": null,
+         "ro": false
+      }
+   ]
+}
+"#
+        );
+        assert_eq!(listing(&[], &columns, Style::Json, true), "{\n   \"loopdevices\": [\n\n   ]\n}\n");
+    }
+
+    #[test]
+    fn the_older_sentence_names_offset_and_limit_when_there_are_any() {
+        let mut row = rows().remove(0);
+        assert_eq!(sentence(&row), "/dev/loop0: [65024]:77 (/tmp/b c.img), offset 4096\n");
+        (row.offset, row.sizelimit) = (Some(0), Some(1024));
+        assert_eq!(sentence(&row), "/dev/loop0: [65024]:77 (/tmp/b c.img), sizelimit 1024\n");
+    }
+}
