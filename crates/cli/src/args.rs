@@ -297,6 +297,7 @@ pub(crate) struct ResumeArgs {
 #[command(
     override_usage = "blockyard losetup [options] [DEVICE]\n       blockyard losetup [options] -f | DEVICE FILE"
 )]
+#[command(after_help = crate::losetup::OPTIONS)]
 pub(crate) struct LosetupArgs {
     /// losetup's options and arguments: blockyard losetup --help lists them
     #[arg(value_name = "WORDS", trailing_var_arg = true, allow_hyphen_values = true)]

@@ -335,7 +335,7 @@ fn plain(error: &std::io::Error) -> String {
 }
 
 fn help() -> String {
-    let mut text = String::from(HELP);
+    let mut text = format!("{USAGE}{OPTIONS}\nAvailable output columns:\n");
     for column in Column::ALL {
         let (name, says) = column.named();
         text.push_str(&format!("{name:>13}  {says}\n"));
@@ -343,13 +343,17 @@ fn help() -> String {
     text
 }
 
-const HELP: &str = "
+const USAGE: &str = "
 Usage:
  losetup [options] [<loopdev>]
  losetup [options] -f | <loopdev> <file>
 
 Set up and control loop devices.
 
+";
+
+/// losetup's options, in its own words.
+pub(crate) const OPTIONS: &str = "\
 Options:
  -a, --all                     list all used devices
  -d, --detach <loopdev>...     detach one or more devices
@@ -377,6 +381,4 @@ Options:
 
  -h, --help                    display this help
  -V, --version                 display version
-
-Available output columns:
 ";

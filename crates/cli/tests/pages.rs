@@ -29,6 +29,7 @@ const COMMANDS: [&str; 15] = [
     "suspend",
     "resume",
     "stat",
+    "losetup",
     "completions",
     "man",
 ];
