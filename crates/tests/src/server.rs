@@ -259,6 +259,12 @@ fn is_ours(pid: u32) -> bool {
     String::from_utf8_lossy(&line).contains("blockyard")
 }
 
+/// Whether a process is there and has not ended: one that only waits to be waited for has.
+pub fn is_alive(pid: u32) -> bool {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    text.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
 /// Sends a signal.
 pub fn signal(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {

@@ -86,12 +86,12 @@ pub(super) const SUBJECTS: &[Subject] = &[
     row("rublk-loop", None, true, Way::Rublk { words: &["add", "loop"], file: true }),
     row("rublk-loop-zc", None, true, Way::Rublk { words: &["add", "loop", "-z"], file: true }),
     ours("null", "rublk-null", false, "null:{size}", &["--ublk"]),
-    ours("null-copy", "rublk-null", false, "null:{size}", &["--ublk", "--ublk-data", "copy"]),
+    ours("null-copy", "rublk-null", false, "null:{size}", &["--ublk=mode=copy"]),
     ours("ram", "rublk-loop", true, RAM, &["--ublk"]),
     ours("file", "rublk-loop", true, FILE, &["--ublk"]),
-    ours("file-copy", "rublk-loop", true, FILE, &["--ublk", "--ublk-data", "copy"]),
-    ours("file-user-copy", "rublk-loop", true, FILE, &["--ublk", "--ublk-data", "user-copy"]),
-    ours("file-zero-copy", "rublk-loop-zc", true, FILE, &["--ublk", "--ublk-data", "zero-copy"]),
+    ours("file-copy", "rublk-loop", true, FILE, &["--ublk=mode=copy"]),
+    ours("file-user-copy", "rublk-loop", true, FILE, &["--ublk=mode=user-copy"]),
+    ours("file-zero-copy", "rublk-loop-zc", true, FILE, &["--ublk=mode=auto-zero-copy"]),
 ];
 
 /// Where things lie and how large they are.

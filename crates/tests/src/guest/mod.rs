@@ -9,6 +9,8 @@
 pub mod disk;
 pub mod nbd_client;
 pub mod runner;
+pub mod ublk;
+pub mod writer;
 
 use std::fmt;
 
@@ -59,5 +61,5 @@ pub const fn soak(name: &'static str, what: &'static str, run: fn() -> Done) -> 
 
 /// All of them, in the order in which they run.
 pub fn tests() -> Vec<Test> {
-    [nbd_client::TESTS].concat()
+    [ublk::tests(), nbd_client::TESTS.to_vec()].concat()
 }

@@ -1,0 +1,277 @@
+//! What is read is what was written, in every mode, through file systems and partitions, within the limits.
+
+use super::{Ublk, driver, needs, serve};
+use crate::guest::disk::{Disk, tool};
+use crate::guest::{Done, Test, test};
+use crate::server::{Sandbox, noise};
+use exports::ublk::DataMode;
+use std::os::unix::fs::MetadataExt;
+use ublk::Features;
+
+pub(super) const TESTS: &[Test] = &[
+    test("ublk/null_01", "a null device takes reads and writes, copying", || null(DataMode::Copy)),
+    test("ublk/null_02", "the same with registered buffers", || null(DataMode::ZeroCopy)),
+    test("ublk/null_03", "the same with buffers that register themselves", || null(DataMode::AutoZeroCopy)),
+    test("ublk/loop_01", "a file reads back what was written, copying", || verify(DataMode::Copy)),
+    test("ublk/loop_02", "ext4 on a file, copying", || file_system("ext4", DataMode::Copy)),
+    test("ublk/loop_03", "a file reads back what was written, with registered buffers", || {
+        verify(DataMode::ZeroCopy)
+    }),
+    test("ublk/loop_04", "ext4 on a file, with registered buffers", || {
+        file_system("ext4", DataMode::ZeroCopy)
+    }),
+    test("ublk/loop_05", "requests of a megabyte and of a block beside each other", mixed_sizes),
+    test("ublk/loop_06", "a file reads back what was written, with user copy", || verify(DataMode::UserCopy)),
+    test("ublk/loop_07", "ext4 on a file, with user copy", || file_system("ext4", DataMode::UserCopy)),
+    test("ublk/generic_07", "the same with buffers named when data is there", || verify(DataMode::GetData)),
+    test("ublk/generic_08", "the same with buffers that register themselves", || {
+        verify(DataMode::AutoZeroCopy)
+    }),
+    test("ublk/best_mode", "the mode that is chosen is one that the kernel offers, and works", best_mode),
+    test("ublk/xfs", "xfs: made, filled, checked, read again", || file_system("xfs", DataMode::Copy)),
+    test("ublk/btrfs", "btrfs: made, filled, checked, read again", || file_system("btrfs", DataMode::Copy)),
+    test("ublk/ram", "memory reads back what was written", ram),
+    test("ublk/discard", "discards give the file's room back, and read as zeroes", discard),
+    test("ublk/flush", "flushes reach the server, and FUA is what the device says", flush),
+    test("ublk/read_only", "a read-only device says so and refuses writes", read_only),
+    test("ublk/blocks_of_4096", "a device of 4096-byte blocks says so and takes them", large_blocks),
+    test("ublk/generic_03", "segments and alignment are those that the mode can bear", limits),
+    test("ublk/generic_02", "each hardware queue gets requests and serves them", queues),
+    test("ublk/generic_12", "with per-io-daemon, load on one CPU is shared by all threads", per_io_daemon),
+    test("ublk/part_01", "partitions are found when a device starts, and not with no-part-scan", part_scan),
+    test("ublk/partitions", "partitions can be made on a live device, and used", partitions),
+];
+
+/// Options that ask for a mode.
+fn with(mode: DataMode) -> Result<String, crate::guest::Skip> {
+    needs(mode.features())?;
+    Ok(format!("mode={mode}"))
+}
+
+fn null(mode: DataMode) -> Done {
+    let ublk = Ublk::start(0, "null:1G", &with(mode)?, &[])?;
+    ublk.disk.load(&["--rw=randrw", "--size=16M", "--bsrange=4k-128k"]).ok();
+    assert_eq!(ublk.disk.len(), 1 << 30);
+    ublk.end();
+    Ok(())
+}
+
+fn verify(mode: DataMode) -> Done {
+    let ublk = Ublk::file(32 << 20, &with(mode)?)?;
+    ublk.disk.verify(&["--bsrange=4k-64k", "--size=16M"]);
+    // The file itself holds it, not only the device's answers.
+    ublk.disk.load(&["--rw=write", "--bs=64k", "--end_fsync=1"]).ok();
+    let through = tool(&["sha256sum", ublk.disk.path()]).ok();
+    let beside = tool(&["sha256sum", &ublk.image().to_string_lossy()]).ok();
+    assert_eq!(through.split(' ').next(), beside.split(' ').next(), "device and file differ");
+    ublk.end();
+    Ok(())
+}
+
+fn mixed_sizes() -> Done {
+    let ublk = Ublk::file(32 << 20, "")?;
+    ublk.disk.verify(&["--bssplit=4k/40:64k/30:512k/20:1m/10", "--size=32M", "--iodepth=8"]);
+    ublk.end();
+    Ok(())
+}
+
+fn file_system(kind: &str, mode: DataMode) -> Done {
+    let options = with(mode)?;
+    if kind != "ext4" {
+        crate::guest::disk::module(&[kind])?;
+    }
+    // Each of them is refused on less.
+    let len = if kind == "ext4" { 96 << 20 } else { 400 << 20 };
+    let ublk = Ublk::file(len, &options)?;
+    ublk.disk.format(kind);
+    let (small, large) = (noise(5, 3000), noise(6, 8 << 20));
+    let mounted = ublk.disk.mount(&ublk.sandbox.path("mnt"));
+    for index in 0..20 {
+        std::fs::write(mounted.at.join(format!("small{index}")), &small).expect("room for it");
+    }
+    std::fs::write(mounted.at.join("large"), &large).expect("room for it");
+    std::fs::remove_file(mounted.at.join("small7")).expect("it is there");
+    mounted.unmount();
+    ublk.disk.check(kind);
+    let mounted = ublk.disk.mount(&ublk.sandbox.path("mnt"));
+    assert!(std::fs::read(mounted.at.join("large")).expect("it is there") == large, "it reads otherwise");
+    assert!(std::fs::read(mounted.at.join("small19")).expect("it is there") == small, "it reads otherwise");
+    assert!(!mounted.at.join("small7").exists());
+    mounted.unmount();
+    ublk.end();
+    Ok(())
+}
+
+fn best_mode() -> Done {
+    let ublk = Ublk::file(16 << 20, "")?;
+    let used = ublk.info().features();
+    let shown = ublk.command(&["show", "disk"]).ok();
+    let mode =
+        DataMode::ALL.into_iter().rev().find(|mode| used.has(mode.features())).expect("copy needs nothing");
+    assert!(shown.contains(mode.name()), "the device is in mode {mode}, and show says:\n{shown}");
+    ublk.disk.verify(&[]);
+    ublk.end();
+    Ok(())
+}
+
+fn ram() -> Done {
+    let ublk = Ublk::start(0, "ram:32M", "", &[])?;
+    ublk.disk.verify(&["--bsrange=4k-64k", "--size=16M"]);
+    ublk.end();
+    Ok(())
+}
+
+fn discard() -> Done {
+    let ublk = Ublk::file(32 << 20, "")?;
+    let used = || std::fs::metadata(ublk.image()).expect("it is there").blocks() * 512;
+    assert_ne!(ublk.disk.attribute("queue/discard_max_bytes"), "0");
+    ublk.disk.load(&["--rw=write", "--bs=256k", "--size=32M", "--end_fsync=1"]).ok();
+    let full = used();
+    tool(&["blkdiscard", "--offset", "1M", "--length", "16M", ublk.disk.path()]).ok();
+    let less = used();
+    assert!(less + (15 << 20) < full, "{full} bytes were in use, {less} are");
+    tool(&["blkdiscard", "--zeroout", "--offset", "20M", "--length", "4M", ublk.disk.path()]).ok();
+    let line = |skip: &str, count: &str| {
+        let of = ublk.disk.path();
+        format!("dd if={of} bs=1M skip={skip} count={count} iflag=direct 2>/dev/null | tr -d '\\0' | wc -c")
+    };
+    for (skip, count) in [("1", "16"), ("20", "4")] {
+        assert_eq!(tool(&["sh", "-c", &line(skip, count)]).ok().trim(), "0", "bytes that are not zero");
+    }
+    assert_ne!(tool(&["sh", "-c", &line("17", "1")]).ok().trim(), "0", "what was not discarded is there");
+    ublk.end();
+    Ok(())
+}
+
+fn flush() -> Done {
+    let ublk = Ublk::file(16 << 20, "")?;
+    assert_eq!(ublk.disk.attribute("queue/write_cache"), "write back");
+    let flushes = || {
+        let stat = ublk.disk.attribute("stat");
+        stat.split_whitespace().nth(15).and_then(|word| word.parse::<u64>().ok()).expect("a kernel from 5.5")
+    };
+    let before = flushes();
+    ublk.disk.load(&["--rw=randwrite", "--size=256k", "--fsync=8"]).ok();
+    assert!(flushes() > before, "no flush went through");
+    ublk.disk.load(&["--rw=randwrite", "--size=256k", "--ioengine=psync", "--sync=1"]).ok();
+    ublk.end();
+    Ok(())
+}
+
+fn read_only() -> Done {
+    let ublk = Ublk::start(16 << 20, "file:{dir}/disk.img,ro", "", &[])?;
+    assert_eq!(ublk.disk.attribute("ro"), "1");
+    let line = format!("dd if=/dev/zero of={} bs=4k count=1 oflag=direct", ublk.disk.path());
+    tool(&["sh", "-c", &line]).failed();
+    ublk.disk.load(&["--rw=randread", "--readonly"]).ok();
+    ublk.end();
+    Ok(())
+}
+
+fn large_blocks() -> Done {
+    let ublk = Ublk::start(32 << 20, "file:{dir}/disk.img,block=4096", "", &[])?;
+    assert_eq!(ublk.disk.attribute("queue/logical_block_size"), "4096");
+    ublk.disk.verify(&["--bsrange=4k-64k"]);
+    ublk.end();
+    Ok(())
+}
+
+fn limits() -> Done {
+    driver()?;
+    for mode in DataMode::ALL {
+        if needs(mode.features()).is_err() {
+            continue;
+        }
+        let ublk = Ublk::file(16 << 20, &format!("mode={mode},io=256K"))?;
+        let number = |name: &str| ublk.disk.attribute(name).parse::<u64>().expect("a number");
+        assert!(number("queue/max_sectors_kb") <= 256, "{mode}: more than the buffers hold");
+        assert!(number("queue/max_segments") >= 1);
+        // At odd offsets in memory and at every size, where alignment would show.
+        ublk.disk
+            .load(&[
+                "--rw=randrw",
+                "--bsrange=512-256k",
+                "--bs_unaligned=0",
+                "--size=8M",
+                "--iomem_align=512",
+            ])
+            .ok();
+        ublk.end();
+    }
+    Ok(())
+}
+
+fn queues() -> Done {
+    let ublk = Ublk::start(32 << 20, "file:{dir}/disk.img", "queues=2", &["--queues", "2"])?;
+    let path = format!("/sys/block/{}/mq", ublk.disk.name());
+    let count = std::fs::read_dir(path).expect("it has queues").count();
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    assert_eq!(count, cpus.min(2));
+    for cpu in 0..count {
+        ublk.disk.verify(&[&format!("--cpus_allowed={cpu}"), "--size=2M"]);
+    }
+    ublk.end();
+    Ok(())
+}
+
+fn per_io_daemon() -> Done {
+    needs(Features::PER_IO_DAEMON)?;
+    let ublk = Ublk::start(0, "null:1G", "queues=1,depth=16,per-io-daemon", &["--queues", "3"])?;
+    let threads = || {
+        let tasks =
+            std::fs::read_dir(format!("/proc/{}/task", ublk.server.pid())).expect("it runs").flatten();
+        let time = |path: std::path::PathBuf| {
+            let text = std::fs::read_to_string(path.join("schedstat")).ok()?;
+            text.split(' ').next()?.parse::<u64>().ok()
+        };
+        tasks
+            .filter_map(|task| Some((task.file_name(), time(task.path())?)))
+            .collect::<std::collections::BTreeMap<_, _>>()
+    };
+    let before = threads();
+    ublk.disk
+        .load(&["--rw=randread", "--size=64M", "--cpus_allowed=0", "--iodepth=16", "--norandommap"])
+        .ok();
+    let busy = threads()
+        .iter()
+        .filter(|(name, time)| before.get(*name).is_some_and(|old| **time > old + 1_000_000))
+        .count();
+    assert!(busy >= 3, "{busy} threads worked");
+    ublk.end();
+    Ok(())
+}
+
+/// A file with two partitions.
+fn partitioned(sandbox: &Sandbox) {
+    let image = sandbox.image("disk.img", 64 << 20);
+    let script = sandbox.text("table", "label: gpt\nsize=16M\nsize=16M\n");
+    tool(&["sh", "-c", &format!("sfdisk -q {} <{}", image.display(), script.display())]).ok();
+}
+
+fn part_scan() -> Done {
+    let sandbox = Sandbox::default();
+    partitioned(&sandbox);
+    let ublk = Ublk::start_in(sandbox, 0, "file:{dir}/disk.img", "", &[])?;
+    let second = Disk::at(format!("{}p2", ublk.disk.path()));
+    second.verify(&["--size=2M"]);
+    needs(Features::NO_AUTO_PART_SCAN)?;
+    let Ublk { sandbox, server, disk, driver } = ublk;
+    Ublk { sandbox: Sandbox::default(), server, disk, driver }.end();
+    let server = serve(&sandbox, "file:{dir}/disk.img", "no-part-scan", &[]);
+    let second = format!("{}p2", server.uri());
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert!(!std::path::Path::new(&second).exists(), "{second} is there");
+    Ok(())
+}
+
+fn partitions() -> Done {
+    let ublk = Ublk::file(64 << 20, "")?;
+    let script = ublk.sandbox.text("table", "label: dos\nsize=16M\nsize=16M\n");
+    tool(&["sh", "-c", &format!("sfdisk -q --wipe always {} <{}", ublk.disk.path(), script.display())]).ok();
+    Disk::at(format!("{}p1", ublk.disk.path())).verify(&["--size=2M"]);
+    let second = Disk::at(format!("{}p2", ublk.disk.path()));
+    second.format("ext4");
+    second.check("ext4");
+    ublk.end();
+    Ok(())
+}

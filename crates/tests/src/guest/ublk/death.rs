@@ -1,0 +1,325 @@
+//! What happens when the server dies, in each recovery mode: no acknowledged write is lost, no byte is wrong, and no
+//! task waits for ever.
+
+use super::{Ublk, needs};
+use crate::guest::disk::{Disk, tool};
+use crate::guest::writer::Writer;
+use crate::guest::{Done, Skip, Test, soak, test};
+use crate::server::{is_alive, signal};
+use crate::tools::until;
+use exports::ublk::DataMode;
+use rustix::process::Signal;
+use std::time::{Duration, Instant};
+use ublk::{Features, State};
+
+pub(super) const TESTS: &[Test] = &[
+    test("ublk/002", "a server is killed and its device, once dead, deleted", || crash_and_delete(true)),
+    test("ublk/004", "a server is killed and its device deleted at once", || crash_and_delete(false)),
+    test("ublk/005", "a device whose server was killed is recovered", || recovered(1)),
+    test("ublk/006", "and once more", || recovered(2)),
+    test(
+        "ublk/stress_02",
+        "kill -9 under load without recovery: requests end, the device goes",
+        kill_without_recovery,
+    ),
+    test(
+        "ublk/recover_01",
+        "kill -9 under load, requeue: waiting requests go on, those under way fail or are kept",
+        || kill(Recovery::Requeue, DataMode::Copy, 3),
+    ),
+    test("ublk/recover_02", "kill -9 under load, reissue: every request is answered, none fails", || {
+        kill(Recovery::Reissue, DataMode::Copy, 3)
+    }),
+    test(
+        "ublk/recover_fail_io",
+        "kill -9 under load, fail-io: requests fail at once until there is a server",
+        || kill(Recovery::FailIo, DataMode::Copy, 3),
+    ),
+    test("ublk/stress_04", "kill -9 under load, reissue, with user copy", || {
+        kill(Recovery::Reissue, DataMode::UserCopy, 2)
+    }),
+    test("ublk/stress_05", "kill -9 under load, reissue, with buffers that register themselves", || {
+        kill(Recovery::Reissue, DataMode::AutoZeroCopy, 2)
+    }),
+    test("ublk/kill_verify", "fio verifies everything across two kills", kill_under_fio),
+    test("ublk/recover_mounted", "ext4 stays mounted across a kill, and is clean", kill_under_file_system),
+    test(
+        "ublk/generic_17",
+        "a server that dies while it recovers leaves a device that can be deleted",
+        die_in_recovery,
+    ),
+    test("ublk/recover_03", "another program takes a live device over under load: no request fails", upgrade),
+    test("ublk/supervise", "--supervise brings a killed server back on the same device", supervised),
+    soak("ublk/soak_reissue", "three hundred kills under load, reissue", || {
+        kill(Recovery::Reissue, DataMode::Copy, 300)
+    }),
+    soak("ublk/soak_requeue", "three hundred kills under load, requeue", || {
+        kill(Recovery::Requeue, DataMode::Copy, 300)
+    }),
+    soak("ublk/soak_fail_io", "three hundred kills under load, fail-io", || {
+        kill(Recovery::FailIo, DataMode::Copy, 300)
+    }),
+    soak("ublk/soak_user_copy", "three hundred kills under load, user copy", || {
+        kill(Recovery::Reissue, DataMode::UserCopy, 300)
+    }),
+    soak("ublk/soak_zero_copy", "three hundred kills under load, registered buffers", || {
+        kill(Recovery::Reissue, DataMode::AutoZeroCopy, 300)
+    }),
+];
+
+/// What becomes of requests when there is no server.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Recovery {
+    Requeue,
+    Reissue,
+    FailIo,
+}
+
+impl Recovery {
+    /// The word of the command line.
+    fn word(self) -> &'static str {
+        match self {
+            Recovery::Requeue => "requeue",
+            Recovery::Reissue => "reissue",
+            Recovery::FailIo => "fail-io",
+        }
+    }
+
+    fn features(self) -> Features {
+        match self {
+            Recovery::Requeue => Features::USER_RECOVERY,
+            Recovery::Reissue => Features::USER_RECOVERY.with(Features::USER_RECOVERY_REISSUE),
+            Recovery::FailIo => Features::USER_RECOVERY.with(Features::USER_RECOVERY_FAIL_IO),
+        }
+    }
+}
+
+impl Ublk {
+    /// `blockyard recover`, in the background; the new server is no child of ours.
+    #[track_caller]
+    fn recover(&self) {
+        self.command(&["recover", "disk"]).ok();
+        self.await_state(State::Live);
+    }
+
+    /// The process that serves it now.
+    fn pid(&self) -> u32 {
+        u32::try_from(self.info().ublksrv_pid).expect("it has a server")
+    }
+
+    /// Kills whoever serves it.
+    fn kill(&mut self) {
+        let pid = self.pid();
+        if pid == self.server.pid() {
+            self.server.kill();
+        } else {
+            signal(pid, Signal::KILL);
+            until(Duration::from_secs(10), || (!is_alive(pid)).then_some(())).expect("it was killed");
+        }
+    }
+
+    /// Ends a device that was recovered.
+    #[track_caller]
+    fn delete(&self) {
+        self.command(&["del", "disk"]).ok();
+        self.await_gone();
+    }
+}
+
+fn needs_recovery(recovery: Recovery) -> Result<(), Skip> {
+    needs(recovery.features())
+}
+
+fn crash_and_delete(when_dead: bool) -> Done {
+    let mut ublk = Ublk::file(16 << 20, "recovery=none")?;
+    ublk.kill();
+    if when_dead {
+        ublk.await_state(State::Dead);
+    }
+    ublk.command(&["del", "disk"]).ok();
+    ublk.await_gone();
+    Ok(())
+}
+
+fn recovered(times: u32) -> Done {
+    needs_recovery(Recovery::Reissue)?;
+    let mut ublk = Ublk::file(16 << 20, "recovery=reissue")?;
+    for _ in 0..times {
+        ublk.kill();
+        ublk.await_state(State::Quiesced);
+        ublk.recover();
+        ublk.disk.verify(&["--size=1M"]);
+    }
+    ublk.delete();
+    Ok(())
+}
+
+fn kill_without_recovery() -> Done {
+    for round in 0..2 {
+        let mut ublk = Ublk::file(16 << 20, "recovery=none")?;
+        let writer = Writer::start(&ublk.disk, 4);
+        writer.progress(50 + 31 * round);
+        ublk.kill();
+        let ledger = writer.finish();
+        assert!(ledger.acknowledged > 0);
+        ublk.command(&["del", "disk"]).ok();
+        ublk.await_gone();
+        // What was acknowledged is in the file: page cache outlives a process.
+        ledger.check(&Disk { node: ublk.image() });
+    }
+    Ok(())
+}
+
+/// Kills the server again and again at moments that nobody chose, with writers at work throughout.
+fn kill(recovery: Recovery, mode: DataMode, times: u64) -> Done {
+    needs_recovery(recovery)?;
+    needs(mode.features())?;
+    let mut ublk = Ublk::file(16 << 20, &format!("recovery={},mode={mode}", recovery.word()))?;
+    let writer = Writer::start(&ublk.disk, 4);
+    let mut moments =
+        crate::server::noise(Instant::now().elapsed().as_nanos() as u64 + 77, times as usize).into_iter();
+    for _ in 0..times {
+        writer.progress(40);
+        std::thread::sleep(Duration::from_micros(u64::from(moments.next().unwrap_or_default()) * 200));
+        ublk.kill();
+        let waits = if recovery == Recovery::FailIo { State::FailIo } else { State::Quiesced };
+        ublk.await_state(waits);
+        ublk.recover();
+    }
+    writer.progress(40);
+    let ledger = writer.finish();
+    if recovery == Recovery::Reissue {
+        assert_eq!(ledger.failed, 0, "requests that fail, where they should be issued again");
+    }
+    ledger.check(&ublk.disk);
+    ledger.check(&Disk { node: ublk.image() });
+    println!("{} writes acknowledged, {} failed, {times} kills", ledger.acknowledged, ledger.failed);
+    ublk.delete();
+    Ok(())
+}
+
+fn kill_under_fio() -> Done {
+    needs_recovery(Recovery::Reissue)?;
+    let mut ublk = Ublk::file(32 << 20, "recovery=reissue")?;
+    let words = [
+        "--rw=randwrite",
+        "--verify=crc32c",
+        "--verify_fatal=1",
+        "--size=16M",
+        "--bsrange=4k-32k",
+        "--loops=2",
+    ];
+    let mut fio = ublk.disk.fio(&words).spawn().expect("fio");
+    for _ in 0..2 {
+        std::thread::sleep(Duration::from_millis(1500));
+        ublk.kill();
+        ublk.await_state(State::Quiesced);
+        ublk.recover();
+    }
+    let status = crate::tools::wait_within(&mut fio, Duration::from_secs(45)).expect("fio ends");
+    assert!(status.success(), "{status}");
+    ublk.delete();
+    Ok(())
+}
+
+fn kill_under_file_system() -> Done {
+    needs_recovery(Recovery::Reissue)?;
+    let mut ublk = Ublk::file(96 << 20, "recovery=reissue")?;
+    ublk.disk.format("ext4");
+    let mounted = ublk.disk.mount(&ublk.sandbox.path("mnt"));
+    let noise = crate::server::noise(3, 4 << 20);
+    std::fs::write(mounted.at.join("before"), &noise).expect("room for it");
+    ublk.kill();
+    let target = mounted.at.join("after");
+    let more = noise.clone();
+    // Its sync waits for the next server.
+    let waiting = std::thread::spawn(move || {
+        let mut file = std::fs::File::create(target)?;
+        std::io::Write::write_all(&mut file, &more)?;
+        file.sync_all()
+    });
+    ublk.await_state(State::Quiesced);
+    ublk.recover();
+    waiting.join().expect("no panic").expect("it is written after all");
+    mounted.unmount();
+    ublk.disk.check("ext4");
+    let mounted = ublk.disk.mount(&ublk.sandbox.path("mnt"));
+    for name in ["before", "after"] {
+        assert!(
+            std::fs::read(mounted.at.join(name)).expect("it is there") == noise,
+            "{name} reads otherwise"
+        );
+    }
+    mounted.unmount();
+    ublk.delete();
+    Ok(())
+}
+
+fn die_in_recovery() -> Done {
+    needs_recovery(Recovery::Reissue)?;
+    for pause_ms in [0, 3, 10, 30] {
+        let mut ublk = Ublk::file(16 << 20, "recovery=reissue")?;
+        ublk.kill();
+        ublk.await_state(State::Quiesced);
+        let mut recovering = ublk.sandbox.blockyard(&["recover", "disk"]).spawn().expect("it starts");
+        std::thread::sleep(Duration::from_millis(pause_ms));
+        let _ = recovering.kill();
+        let _ = recovering.wait();
+        tool(&[
+            "sh",
+            "-c",
+            "for p in /proc/[0-9]*; do grep -qx blockyard $p/comm && kill -9 ${p#/proc/}; done; true",
+        ])
+        .ok();
+        ublk.command(&["del", "disk"]).ok();
+        ublk.await_gone();
+    }
+    Ok(())
+}
+
+fn upgrade() -> Done {
+    needs(Features::QUIESCE)?;
+    needs_recovery(Recovery::Reissue)?;
+    let mut ublk = Ublk::file(16 << 20, "recovery=reissue")?;
+    let writer = Writer::start(&ublk.disk, 4);
+    for _ in 0..2 {
+        writer.progress(40);
+        let before = ublk.pid();
+        ublk.command(&["recover", "--replace", "disk"]).ok();
+        ublk.await_state(State::Live);
+        assert_ne!(ublk.pid(), before, "the same server still");
+        if before == ublk.server.pid() {
+            assert!(ublk.server.wait().success(), "the old server did not end well");
+        }
+    }
+    writer.progress(40);
+    let ledger = writer.finish();
+    assert_eq!(ledger.failed, 0);
+    ledger.check(&ublk.disk);
+    ublk.delete();
+    Ok(())
+}
+
+fn supervised() -> Done {
+    needs_recovery(Recovery::Reissue)?;
+    let sandbox = crate::server::Sandbox::default();
+    let mut ublk =
+        Ublk::start_in(sandbox, 16 << 20, "file:{dir}/disk.img", "recovery=reissue", &["--supervise"])?;
+    let writer = Writer::start(&ublk.disk, 4);
+    for _ in 0..3 {
+        writer.progress(40);
+        let pid = ublk.pid();
+        signal(pid, Signal::KILL);
+        let back = until(Duration::from_secs(20), || {
+            let info = ublk.info();
+            (info.state() == Some(State::Live) && info.ublksrv_pid as u32 != pid).then_some(())
+        });
+        assert!(back.is_some(), "nobody serves it: {:?}", ublk.state());
+    }
+    let ledger = writer.finish();
+    assert_eq!(ledger.failed, 0);
+    ledger.check(&ublk.disk);
+    ublk.server.terminate();
+    ublk.await_gone();
+    Ok(())
+}

@@ -1,0 +1,343 @@
+//! How devices come and go: beside load, beside users, beside servers that do not answer.
+
+use super::{Ublk, driver, needs, offered, serve};
+use crate::guest::disk::{Disk, tool};
+use crate::guest::{Done, Skip, Test, test};
+use crate::server::Sandbox;
+use crate::tools::{run_within, until, wait_within};
+use std::fs::File;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use ublk::{Features, State};
+
+pub(super) const TESTS: &[Test] = &[
+    test("ublk/001", "a device is added, listed, shown and deleted", delete),
+    test("ublk/003", "a file system on it is mounted while others list it", mounted),
+    test("ublk/stress_01", "deleting a device under load: requests end, nothing hangs", delete_under_load),
+    test(
+        "ublk/delete_open",
+        "a device that somebody has open is not taken away, and goes when it is closed",
+        delete_open,
+    ),
+    test("ublk/generic_16", "del refuses a device in use; --force takes it", safe_stop),
+    test("ublk/two_servers", "a second server for one device is refused, and the first goes on", two_servers),
+    test("ublk/generic_06", "a server that never answers is killed: all requests end at once", stuck_server),
+    test(
+        "ublk/part_02",
+        "a server that does not answer the partition scan does not hold up add or del",
+        stuck_scan,
+    ),
+    test("ublk/generic_10", "the size changes while a file system is mounted", resize),
+    test("ublk/generic_13", "every feature of the driver has a name", feature_names),
+    test("ublk/params_01", "limits that the driver does not take are refused with the reason", params),
+    test(
+        "ublk/unprivileged",
+        "an unprivileged device is made and used by nobody in particular",
+        unprivileged,
+    ),
+    test("ublk/no_driver", "without the driver, the message says what to do", no_driver),
+    test("ublk/no_permission", "without permission, the message says what to do", no_permission),
+    test("ublk/taken_number", "a number that is taken is refused with the reason", taken_number),
+    test("ublk/many", "forty devices in one process come and go", many),
+    test("ublk/memory", "writeback of more than fits in memory, through our own device", memory_pressure),
+];
+
+fn delete() -> Done {
+    driver()?;
+    let sandbox = Sandbox::default();
+    sandbox.image("disk.img", 16 << 20);
+    let line = sandbox
+        .run(&["add", &format!("file:{}", sandbox.path("disk.img").display()), "--ublk", "--name", "disk"])
+        .ok();
+    let words: Vec<&str> = line.split_whitespace().collect();
+    assert_eq!(words[..2], ["disk", "ublk"], "{line}");
+    let disk = Disk::at(words[2]);
+    assert_eq!(disk.len(), 16 << 20);
+    for command in [&["list"][..], &["show", "disk"]] {
+        let shown = sandbox.run(command).ok();
+        assert!(shown.contains(disk.path()), "{command:?} does not name {}:\n{shown}", disk.path());
+    }
+    disk.load(&["--rw=randread", "--size=1M"]).ok();
+    sandbox.run(&["del", "disk"]).ok();
+    assert!(!disk.node.exists(), "{} is still there", disk.path());
+    Ok(())
+}
+
+fn mounted() -> Done {
+    let ublk = Ublk::file(96 << 20, "")?;
+    ublk.disk.format("ext4");
+    let mounted = ublk.disk.mount(&ublk.sandbox.path("mnt"));
+    for _ in 0..5 {
+        std::fs::write(mounted.at.join("file"), [1; 5000]).expect("room for it");
+        ublk.command(&["list"]).ok();
+        tool(&["lsblk"]).ok();
+    }
+    mounted.unmount();
+    ublk.end();
+    Ok(())
+}
+
+fn delete_under_load() -> Done {
+    let mut ublk = Ublk::file(64 << 20, "")?;
+    for _ in 0..3 {
+        let mut fio = ublk
+            .disk
+            .fio(&["--rw=randrw", "--size=64M", "--time_based", "--runtime=30"])
+            .spawn()
+            .expect("fio");
+        std::thread::sleep(Duration::from_millis(700));
+        ublk.server.terminate();
+        // It fails, as it must; but it ends.
+        assert!(wait_within(&mut fio, Duration::from_secs(20)).is_some(), "fio hangs");
+        ublk.await_gone();
+        ublk.server = serve(&ublk.sandbox, "file:{dir}/disk.img", "", &[]);
+        ublk.disk = Disk::at(ublk.server.uri());
+    }
+    ublk.disk.verify(&["--size=1M"]);
+    ublk.end();
+    Ok(())
+}
+
+fn delete_open() -> Done {
+    let mut ublk = Ublk::file(16 << 20, "")?;
+    let held = File::open(&ublk.disk.node).expect("root may");
+    // SIGTERM means it: the device goes, and whoever had it open gets errors.
+    let begun = Instant::now();
+    ublk.server.terminate();
+    assert!(begun.elapsed() < Duration::from_secs(15), "it took {:?}", begun.elapsed());
+    assert!(
+        std::os::unix::fs::FileExt::read_at(&held, &mut [0; 512], 0).is_err(),
+        "nobody is there to answer"
+    );
+    drop(held);
+    ublk.await_gone();
+    Ok(())
+}
+
+fn safe_stop() -> Done {
+    driver()?;
+    let sandbox = Sandbox::default();
+    sandbox.image("disk.img", 16 << 20);
+    let stack = format!("file:{}", sandbox.path("disk.img").display());
+    let line = sandbox.run(&["add", &stack, "--ublk", "--name", "disk"]).ok();
+    let disk = Disk::at(line.split_whitespace().nth(2).expect("NAME ublk NODE"));
+    let held = File::open(&disk.node).expect("root may");
+    let said = sandbox.run(&["del", "disk"]).failed_with(1);
+    assert!(said.contains("in use") && said.contains("--force"), "{said}");
+    disk.load(&["--rw=randread", "--size=1M"]).ok();
+    sandbox.run(&["del", "disk", "--force"]).ok();
+    drop(held);
+    let gone = until(Duration::from_secs(10), || (!disk.node.exists()).then_some(()));
+    assert!(gone.is_some(), "{} is still there", disk.path());
+    Ok(())
+}
+
+fn two_servers() -> Done {
+    let ublk = Ublk::file(16 << 20, "")?;
+    let number = ublk.number().to_string();
+    let other = Sandbox::default();
+    other.image("disk.img", 16 << 20);
+    let stack = format!("file:{}", other.path("disk.img").display());
+    let said = other.run(&["serve", &stack, "--name", "other", &format!("--ublk={number}")]).failed_with(1);
+    assert!(said.contains("File exists") || said.contains("in use") || said.contains("taken"), "{said}");
+    ublk.command(&["recover", "disk"]).failed();
+    ublk.disk.verify(&["--size=1M"]);
+    ublk.end();
+    Ok(())
+}
+
+/// A device whose requests take longer than any test.
+fn stuck(options: &str) -> Result<Ublk, Skip> {
+    Ublk::start(0, "null:1G,irqmode=timer,completion=600s", options, &[])
+}
+
+fn stuck_server() -> Done {
+    let mut ublk = stuck("recovery=none,no-part-scan").or_else(|_| stuck("recovery=none"))?;
+    let mut fio = ublk.disk.fio(&["--rw=randread", "--size=1M"]).spawn().expect("fio");
+    std::thread::sleep(Duration::from_millis(1500));
+    ublk.server.kill();
+    let begun = Instant::now();
+    let status = wait_within(&mut fio, Duration::from_secs(20)).expect("its requests end");
+    assert!(!status.success(), "the requests cannot have succeeded");
+    assert!(begun.elapsed() < Duration::from_secs(10), "it took {:?}", begun.elapsed());
+    ublk.command(&["del", "--all"]).ok();
+    ublk.await_gone();
+    Ok(())
+}
+
+fn stuck_scan() -> Done {
+    // Older kernels scan within START_DEV; then add is bounded in time, and says so.
+    needs(Features::SAFE_STOP_DEV)?;
+    let mut ublk = stuck("recovery=none")?;
+    std::thread::sleep(Duration::from_secs(1));
+    let begun = Instant::now();
+    ublk.server.kill();
+    let number = ublk.number();
+    let dead = until(Duration::from_secs(10), || match ublk.driver.info(number) {
+        Ok(info) => (info.state() == Some(State::Dead)).then_some(()),
+        Err(_) => Some(()),
+    });
+    assert!(dead.is_some(), "it is {:?} after {:?}", ublk.state(), begun.elapsed());
+    ublk.command(&["del", "--all"]).ok();
+    ublk.await_gone();
+    Ok(())
+}
+
+fn resize() -> Done {
+    needs(Features::UPDATE_SIZE)?;
+    let ublk = Ublk::start(64 << 20, "file:{dir}/disk.img", "", &[])?;
+    ublk.disk.format("ext4");
+    let mounted = ublk.disk.mount(&ublk.sandbox.path("mnt"));
+    ublk.command(&["resize", "disk", "128M"]).ok();
+    assert_eq!(ublk.disk.len(), 128 << 20);
+    tool(&["resize2fs", ublk.disk.path()]).ok();
+    std::fs::write(mounted.at.join("file"), vec![9; 80 << 20]).expect("room that was not there before");
+    mounted.unmount();
+    ublk.disk.check("ext4");
+    ublk.end();
+    Ok(())
+}
+
+fn feature_names() -> Done {
+    let offered = offered(&driver()?);
+    let unknown: Vec<String> = offered.names().into_iter().filter(|name| name.starts_with("bit ")).collect();
+    assert!(unknown.is_empty(), "this driver offers {}", unknown.join(", "));
+    Ok(())
+}
+
+fn params() -> Done {
+    driver()?;
+    let sandbox = Sandbox::default();
+    for (options, says) in
+        [("depth=4096", "choose"), ("io=1000", "4K"), ("queues=0", "choose"), ("mode=fast", "copy")]
+    {
+        let said = sandbox.run(&["serve", "null:1G", &format!("--ublk={options}")]).failed();
+        assert!(said.contains(says), "{options}: {said}");
+    }
+    Ok(())
+}
+
+fn unprivileged() -> Done {
+    needs(Features::UNPRIVILEGED_DEV)?;
+    let sandbox = Sandbox::default();
+    let nobody = sandbox.path("nobody");
+    std::fs::create_dir(&nobody).expect("a folder");
+    tool(&[
+        "sh",
+        "-c",
+        &format!(
+            "chmod 755 {0}; chmod 777 {1}; chmod 666 /dev/ublk-control",
+            sandbox.path("").display(),
+            nobody.display()
+        ),
+    ])
+    .ok();
+    let mut command = sandbox.command("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(crate::server::binary());
+    command
+        .args(["serve", "null:64M", "--name", "disk", "--ublk=unprivileged"])
+        .env("BLOCKYARD_RUN", &nobody);
+    let mut server = sandbox.start(&mut command, 1);
+    let disk = Disk::at(server.uri());
+    disk.load(&["--rw=randread", "--size=1M"]).ok();
+    server.terminate();
+    Ok(())
+}
+
+fn no_driver() -> Done {
+    driver()?;
+    if !tool(&["rmmod", "ublk_drv"]).status.success() {
+        return Err(Skip("the driver is built in".into()));
+    }
+    let sandbox = Sandbox::default();
+    let said = run_within(&mut sandbox.blockyard(&["serve", "null:1G", "--ublk"]), Duration::from_secs(20))
+        .failed_with(1);
+    driver()?;
+    assert!(said.contains("modprobe ublk_drv"), "{said}");
+    Ok(())
+}
+
+fn no_permission() -> Done {
+    driver()?;
+    let sandbox = Sandbox::default();
+    let nobody = sandbox.path("nobody");
+    std::fs::create_dir(&nobody).expect("a folder");
+    tool(&[
+        "sh",
+        "-c",
+        &format!(
+            "chmod 755 {0}; chmod 777 {1}; chmod 600 /dev/ublk-control",
+            sandbox.path("").display(),
+            nobody.display()
+        ),
+    ])
+    .ok();
+    let mut command = sandbox.command("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(crate::server::binary());
+    command.args(["serve", "null:64M", "--ublk"]).env("BLOCKYARD_RUN", &nobody);
+    let said = run_within(&mut command, Duration::from_secs(20)).failed_with(1);
+    assert!(said.contains("root"), "{said}");
+    Ok(())
+}
+
+fn taken_number() -> Done {
+    let ublk = Ublk::file(16 << 20, "5")?;
+    assert_eq!(ublk.disk.path(), "/dev/ublkb5");
+    let said = Sandbox::default().run(&["serve", "null:1G", "--ublk=5"]).failed_with(1);
+    assert!(said.contains("another number"), "{said}");
+    ublk.end();
+    Ok(())
+}
+
+fn many() -> Done {
+    const COUNT: usize = 40;
+    let driver = driver()?;
+    let sandbox = Sandbox::default();
+    let device = |index: usize| {
+        format!("[device.d{index}]\nstack = \"null:64M\"\n[[export]]\ndevice = \"d{index}\"\nublk = \"\"\n")
+    };
+    let file = sandbox.text("many.toml", &(0..COUNT).map(device).collect::<String>());
+    let mut server = sandbox.start(&mut sandbox.blockyard(&["up", &file.to_string_lossy()]), COUNT);
+    for line in server.ready() {
+        Disk::at(line.split_whitespace().nth(2).expect("NAME ublk NODE"));
+    }
+    server.terminate();
+    let gone = until(Duration::from_secs(20), || driver.devices().is_empty().then_some(()));
+    assert!(gone.is_some(), "{:?} are left", driver.devices());
+    Ok(())
+}
+
+/// More dirty pages than their group of processes may have, written back through a file system on our device, with the
+/// server in the same group: it must not wait for memory that only its own answers set free.
+fn memory_pressure() -> Done {
+    const LIMIT: &str = "192M";
+    let group = Path::new("/sys/fs/cgroup/pressure");
+    let sandbox = Sandbox::default();
+    // Its pages are there already, and no charge to the group.
+    tool(&["fallocate", "-l", "400M", &sandbox.path("disk.img").to_string_lossy()]).ok();
+    let ublk = Ublk::start_in(sandbox, 0, "file:{dir}/disk.img", "", &[])?;
+    ublk.disk.format("ext4");
+    let mounted = ublk.disk.mount(&ublk.sandbox.path("mnt"));
+    let limited = std::fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+memory")
+        .and_then(|()| std::fs::create_dir(group))
+        .and_then(|()| std::fs::write(group.join("memory.max"), LIMIT))
+        .and_then(|()| std::fs::write(group.join("cgroup.procs"), ublk.server.pid().to_string()));
+    if let Err(error) = limited {
+        return Err(Skip(format!("no limit on memory here: {error}")));
+    }
+    let target = mounted.at.join("file");
+    let line = format!(
+        "echo $$ >{0}/cgroup.procs; tr '\\0' x </dev/zero | dd of={1} bs=1M count=300 iflag=fullblock conv=fsync 2>/dev/null; sha256sum <{1}",
+        group.display(),
+        target.display()
+    );
+    let first = run_within(&mut crate::tools::command(&["sh", "-c", &line]), Duration::from_secs(50)).ok();
+    std::fs::write("/proc/sys/vm/drop_caches", "3").expect("root may");
+    let second = tool(&["sh", "-c", &format!("sha256sum <{}", target.display())]).ok();
+    assert_eq!(first, second);
+    assert_eq!(std::fs::metadata(&target).expect("it is there").len(), 300 << 20);
+    mounted.unmount();
+    ublk.end();
+    std::fs::remove_dir(group).expect("nobody is in it");
+    Ok(())
+}

@@ -1,0 +1,256 @@
+//! A writer that knows what it was promised: for servers that die while they are written to.
+//!
+//! Several threads write blocks past the page cache, each block with its number and a version in every sector. For
+//! each block the ledger holds the last version that was acknowledged, and those that failed after it: these may have
+//! arrived or not. Whatever a block holds later must be one of them, whole.
+//!
+//! *Invariant:* a block belongs to one thread, so its versions are written in order.
+
+use super::disk::Disk;
+use std::fs::File;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// What is written at once.
+pub const BLOCK: usize = 4096;
+const SECTOR: usize = 512;
+/// Blocks of each thread.
+const BLOCKS: u64 = 64;
+
+/// A buffer that direct I/O takes: it begins at a multiple of its length.
+struct Aligned {
+    bytes: Vec<u8>,
+    start: usize,
+}
+
+impl Aligned {
+    fn new() -> Aligned {
+        let bytes = vec![0; 2 * BLOCK];
+        let start = bytes.as_ptr().align_offset(BLOCK);
+        Aligned { bytes, start }
+    }
+
+    fn block(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..self.start + BLOCK]
+    }
+}
+
+/// Sixteen bytes at the beginning of each sector, and a pattern of them in the rest.
+fn stamp(block: &mut [u8], number: u64, version: u64) {
+    for sector in block.chunks_exact_mut(SECTOR) {
+        for (index, word) in sector.chunks_exact_mut(8).enumerate() {
+            let value = if index % 2 == 0 { number } else { version };
+            word.copy_from_slice(&value.to_le_bytes());
+        }
+    }
+}
+
+/// The version in a block, if it is one block's, whole and unbroken; a block that was never written has version 0.
+fn version_of(block: &[u8], number: u64) -> Result<u64, String> {
+    if block.iter().all(|byte| *byte == 0) {
+        return Ok(0);
+    }
+    let version = u64::from_le_bytes(block[8..16].try_into().expect("eight bytes"));
+    let mut expected = vec![0; block.len()];
+    stamp(&mut expected, number, version);
+    match block.iter().zip(&expected).position(|(found, expected)| found != expected) {
+        None => Ok(version),
+        Some(at) => Err(format!("block {number}: byte {at} is not that of version {version}")),
+    }
+}
+
+/// What one block may hold.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Promise {
+    /// The last version that was acknowledged.
+    kept: u64,
+    /// The last that was tried; versions after `kept` failed, and may be there.
+    tried: u64,
+}
+
+impl Promise {
+    fn allows(self, version: u64) -> bool {
+        (self.kept..=self.tried).contains(&version)
+    }
+}
+
+/// What all blocks may hold, by their numbers.
+#[derive(Default)]
+pub struct Ledger {
+    promises: Vec<Promise>,
+    /// Writes that were acknowledged.
+    pub acknowledged: u64,
+    /// Writes that failed.
+    pub failed: u64,
+}
+
+/// Threads that write.
+pub struct Writer {
+    threads: Vec<JoinHandle<Ledger>>,
+    stop: Arc<AtomicBool>,
+    acknowledged: Arc<AtomicU64>,
+}
+
+impl Writer {
+    /// Starts this many threads on a device, each on blocks of its own from the start of it.
+    pub fn start(disk: &Disk, threads: u64) -> Writer {
+        let (stop, acknowledged) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let spawn = |thread| {
+            let (path, stop, acknowledged) =
+                (disk.node.clone(), Arc::clone(&stop), Arc::clone(&acknowledged));
+            std::thread::spawn(move || write(&path, thread * BLOCKS, &stop, &acknowledged))
+        };
+        let threads = (0..threads).map(spawn).collect();
+        Writer { threads, stop, acknowledged }
+    }
+
+    /// Writes that were acknowledged so far.
+    pub fn acknowledged(&self) -> u64 {
+        self.acknowledged.load(Relaxed)
+    }
+
+    /// Waits until this many more writes were acknowledged.
+    ///
+    /// # Panics
+    /// If that takes half a minute.
+    #[track_caller]
+    pub fn progress(&self, more: u64) {
+        let goal = self.acknowledged() + more;
+        let done =
+            crate::tools::until(Duration::from_secs(30), || (self.acknowledged() >= goal).then_some(()));
+        assert!(done.is_some(), "{} of {goal} writes were acknowledged: it hangs", self.acknowledged());
+    }
+
+    /// Ends the threads; what they were promised.
+    ///
+    /// # Panics
+    /// If one of them does not end.
+    #[track_caller]
+    pub fn finish(self) -> Ledger {
+        self.stop.store(true, Relaxed);
+        let mut ledger = Ledger::default();
+        for thread in self.threads {
+            let ended = crate::tools::until(Duration::from_secs(30), || thread.is_finished().then_some(()));
+            assert!(ended.is_some(), "a write does not end");
+            let part = thread.join().expect("the writer does not panic");
+            ledger.promises.extend(part.promises);
+            ledger.acknowledged += part.acknowledged;
+            ledger.failed += part.failed;
+        }
+        ledger
+    }
+}
+
+fn open(path: &Path) -> std::io::Result<File> {
+    const DIRECT: i32 = rustix::fs::OFlags::DIRECT.bits() as i32;
+    File::options().read(true).write(true).custom_flags(DIRECT).open(path)
+}
+
+fn write(path: &Path, first: u64, stop: &AtomicBool, acknowledged: &AtomicU64) -> Ledger {
+    let promises = vec![Promise::default(); BLOCKS as usize];
+    let mut ledger = Ledger { promises, ..Ledger::default() };
+    let mut buffer = Aligned::new();
+    let Ok(file) = open(path) else { return ledger };
+    for version in 1.. {
+        for index in 0..BLOCKS {
+            if stop.load(Relaxed) {
+                return ledger;
+            }
+            let number = first + index;
+            let promise = &mut ledger.promises[index as usize];
+            stamp(buffer.block(), number, version);
+            promise.tried = version;
+            match file.write_all_at(buffer.block(), number * BLOCK as u64) {
+                Ok(()) => {
+                    promise.kept = version;
+                    ledger.acknowledged += 1;
+                    acknowledged.fetch_add(1, Relaxed);
+                }
+                Err(_) => {
+                    ledger.failed += 1;
+                    // Somebody else is to get the processor, which may be the only one.
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
+    }
+    ledger
+}
+
+impl Ledger {
+    /// Reads every block and holds it against what was promised.
+    ///
+    /// # Panics
+    /// If one is wrong, or cannot be read.
+    #[track_caller]
+    pub fn check(&self, disk: &Disk) {
+        let file = open(&disk.node).unwrap_or_else(|error| panic!("{}: {error}", disk.path()));
+        let mut buffer = Aligned::new();
+        for (number, promise) in (0_u64..).zip(&self.promises) {
+            file.read_exact_at(buffer.block(), number * BLOCK as u64)
+                .unwrap_or_else(|error| panic!("{}: block {number}: {error}", disk.path()));
+            match version_of(buffer.block(), number) {
+                Ok(version) => assert!(
+                    promise.allows(version),
+                    "block {number} holds version {version}: {} was acknowledged and {} tried",
+                    promise.kept,
+                    promise.tried
+                ),
+                Err(why) => panic!("{why}"),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_tells_its_version() {
+        let mut block = vec![0; BLOCK];
+        assert_eq!(version_of(&block, 7), Ok(0));
+        stamp(&mut block, 7, 9);
+        assert_eq!(version_of(&block, 7), Ok(9));
+        assert!(version_of(&block, 8).is_err(), "another block's");
+    }
+
+    #[test]
+    fn a_torn_block_is_none() {
+        let mut block = vec![0; BLOCK];
+        stamp(&mut block, 7, 9);
+        stamp(&mut block[SECTOR..], 7, 10);
+        assert!(version_of(&block, 7).is_err());
+    }
+
+    #[test]
+    fn a_failed_write_may_have_arrived_and_an_acknowledged_one_must() {
+        let promise = Promise { kept: 3, tried: 5 };
+        assert!(promise.allows(3) && promise.allows(4) && promise.allows(5));
+        assert!(!promise.allows(2), "an acknowledged write is lost");
+        assert!(!promise.allows(6), "nobody wrote that");
+    }
+
+    #[test]
+    fn what_a_writer_wrote_is_what_it_was_promised() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("disk");
+        File::create(&path).and_then(|file| file.set_len(1 << 20)).expect("a file");
+        let disk = Disk { node: path.clone() };
+        if open(&path).is_err() {
+            crate::tools::skip("no direct I/O in the temporary folder");
+            return;
+        }
+        let writer = Writer::start(&disk, 2);
+        writer.progress(200);
+        let ledger = writer.finish();
+        assert!(ledger.acknowledged >= 200);
+        ledger.check(&disk);
+        std::fs::write(&path, vec![0; 1 << 20]).expect("a file");
+        assert!(std::panic::catch_unwind(|| ledger.check(&disk)).is_err(), "all of it is lost");
+    }
+}
