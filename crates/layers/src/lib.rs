@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod layer;
+pub mod multipath;
 mod pass;
 mod split;
 #[cfg(test)]

@@ -569,6 +569,9 @@ impl<R: Ring> Queue<R> {
                             self.stats.count(&self.ended, cx.now());
                             self.ended.clear();
                         }
+                        if status == Status::Requeue && slot.parent.is_none() {
+                            return self.take_back(tag);
+                        }
                         let status = slot.end(status, &mut self.ended);
                         let Some(parent) = slot.parent.take() else {
                             self.in_flight -= 1;

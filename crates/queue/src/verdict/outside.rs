@@ -1,9 +1,9 @@
 //! What comes to a queue from outside its requests: sockets and alarms of its nodes, batches, and the end of the stack.
 
-use super::Queue;
+use super::{Queue, State};
 use crate::sockets::{NodeEvent, alarm_node};
 use crate::{Cx, NodeId, Ring};
-use block::Cookie;
+use block::{Cookie, Tag};
 
 impl<R: Ring> Queue<R> {
     /// What is not a request's end is a node's alarm.
@@ -11,6 +11,22 @@ impl<R: Ring> Queue<R> {
     pub(super) fn alarm(&mut self, cookie: Cookie, ring: &mut R) {
         let Some(node) = alarm_node(cookie) else { panic!("late or double end of {cookie:?}") };
         self.node_event(node, NodeEvent::Alarm, ring);
+    }
+
+    /// A node wants a whole request once more, as the front-end submitted it: with the others that are held back while
+    /// the queue is frozen, else next turn.
+    #[cold]
+    pub(super) fn take_back(&mut self, tag: Tag) {
+        let slot = &mut self.slots[tag.index()];
+        slot.state = State::Parked;
+        if self.frozen {
+            self.waiting.push_back(tag);
+        } else {
+            // Where a parked request was offered, so that it is offered to the top again.
+            slot.path[0] = NodeId::TOP;
+            slot.depth = 1;
+            self.parked.push_back(tag);
+        }
     }
 
     /// Something has come for a node itself, as on a socket of its own.

@@ -360,6 +360,22 @@ fn a_queue_is_drained_when_only_those_held_back_are_left() {
 }
 
 #[test]
+fn a_request_that_is_asked_for_again_waits_with_those_held_back() {
+    const REQUEUE: Verdict = Verdict::Up(Status::Requeue);
+    let disk = Disk::answering(&[REQUEUE, Verdict::Held, OK]);
+    let mut bench = alone(&disk);
+    bench.submit();
+    assert!(bench.statuses().is_empty() && bench.queue.has_parked(), "it is offered again next turn");
+    bench.queue.turn(&mut bench.ring);
+    bench.queue.freeze();
+    bench.complete(disk.held(0), Status::Requeue);
+    assert!(bench.queue.is_drained() && bench.queue.in_flight() == 1);
+    bench.queue.thaw(&mut bench.ring);
+    assert_eq!(bench.statuses(), [Status::Ok]);
+    assert_eq!(bench.writes(), 1);
+}
+
+#[test]
 fn a_replaced_stack_takes_over_what_was_held_back_and_the_old_one_comes_back() {
     let (old, new) = (Disk::answering(&[Verdict::Held]), Disk::answering(&[OK]));
     let mut bench = alone(&old);

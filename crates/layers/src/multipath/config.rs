@@ -1,0 +1,358 @@
+//! What a `multipath` line of a table says, read and written in device-mapper's words.
+//!
+//! ```text
+//! <#features> [<feature> [<value>]]*  <#handler args> [<handler> [<arg>]*]  <#groups> <initial group>
+//!     [ <selector> <#selector args> [<arg>]*  <#paths> <#args per path>  [ <device> [<arg>]* ]+ ]+
+//! ```
+//!
+//! Feature words are case-insensitive, selector names are not. What is wrong is said as the kernel says it
+//! (drivers/md/dm-mpath.c, dm-table.c), so that scripts which look for its words find them.
+
+use super::select::{PathArgs, SelectorArgs};
+use std::fmt::{self, Write as _};
+
+/// What is wrong with a line: the kernel's own words for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ConfigError(pub &'static str);
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// How requests travel through the kernel's target. Here both ways are one; it is kept to be shown again.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub enum QueueMode {
+    /// `rq` and `mq`, and when nothing is said.
+    #[default]
+    Request,
+    /// `bio`.
+    Bio,
+}
+
+/// One path.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PathConfig {
+    /// The device, as it was written.
+    pub device: String,
+    /// What the selector was told of it.
+    pub args: PathArgs,
+}
+
+/// One priority group.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GroupConfig {
+    /// Who chooses among its paths.
+    pub selector: SelectorArgs,
+    /// Its paths, at least one. The arguments fit the selector.
+    pub paths: Vec<PathConfig>,
+}
+
+/// A whole line.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// Keep requests while there is no path, rather than fail them.
+    pub queue_if_no_path: bool,
+    /// How often the activation of a path is tried again; 0: not said.
+    pub pg_init_retries: u32,
+    /// How long to wait between; none: 2000 ms.
+    pub pg_init_delay_ms: Option<u32>,
+    /// How requests travel.
+    pub queue_mode: QueueMode,
+    /// What activates paths, with its arguments.
+    pub handler: Vec<String>,
+    /// The groups, by falling priority.
+    pub groups: Vec<GroupConfig>,
+    /// The one to begin with, from 0. Without meaning when there are none.
+    pub initial: usize,
+}
+
+/// The words of a line that are still to be read.
+pub(super) struct Words<'a> {
+    rest: &'a [&'a str],
+}
+
+impl<'a> Words<'a> {
+    pub(super) fn next(&mut self) -> Option<&'a str> {
+        let (first, rest) = self.rest.split_first()?;
+        self.rest = rest;
+        Some(first)
+    }
+
+    /// A number within bounds.
+    pub(super) fn number(&mut self, min: u32, max: u32, error: &'static str) -> Result<u32, ConfigError> {
+        let number = self.next().and_then(number).filter(|n| (min..=max).contains(n));
+        number.ok_or(ConfigError(error))
+    }
+
+    /// A count of words that must follow.
+    fn count(&mut self, max: u32, error: &'static str) -> Result<usize, ConfigError> {
+        let count = self.number(0, max, error)? as usize;
+        if count > self.rest.len() { Err(ConfigError(error)) } else { Ok(count) }
+    }
+
+    fn take(&mut self, count: usize) -> Words<'a> {
+        let (taken, rest) = self.rest.split_at(count);
+        self.rest = rest;
+        Words { rest: taken }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.rest.len()
+    }
+}
+
+/// As `sscanf("%u%c")` takes a word that is nothing but a number.
+pub(super) fn number(word: &str) -> Option<u32> {
+    word.strip_prefix('+').unwrap_or(word).parse().ok().filter(|_| !word.starts_with("++"))
+}
+
+impl Config {
+    /// Reads what follows the word `multipath`.
+    ///
+    /// # Errors
+    /// What the kernel's constructor would set as the target's error.
+    pub fn parse(words: &[&str]) -> Result<Config, ConfigError> {
+        let mut words = Words { rest: words };
+        let mut config = Config {
+            queue_if_no_path: false,
+            pg_init_retries: 0,
+            pg_init_delay_ms: None,
+            queue_mode: QueueMode::Request,
+            handler: Vec::new(),
+            groups: Vec::new(),
+            initial: 0,
+        };
+        config.features(&mut words)?;
+        let count = words.count(1024, "invalid number of hardware handler args")?;
+        let mut handler = words.take(count);
+        // Without requests there is nothing that a handler could be asked through: the kernel drops it, too.
+        if config.queue_mode == QueueMode::Request {
+            config.handler = std::iter::from_fn(|| handler.next()).map(str::to_owned).collect();
+        }
+        let groups = words.number(0, 1024, "invalid number of priority groups")? as usize;
+        let initial = words.number(0, 1024, "invalid initial priority group number")? as usize;
+        if (groups == 0) != (initial == 0) {
+            return Err(ConfigError("invalid initial priority group"));
+        }
+        config.initial = initial.saturating_sub(1);
+        while words.len() > 0 {
+            config.groups.push(group(&mut words)?);
+        }
+        if config.groups.len() != groups {
+            return Err(ConfigError("priority group count mismatch"));
+        }
+        // The kernel takes one that is too large, and begins with the first.
+        if config.initial >= groups {
+            config.initial = 0;
+        }
+        Ok(config)
+    }
+
+    fn features(&mut self, words: &mut Words<'_>) -> Result<(), ConfigError> {
+        let count = words.count(8, "invalid number of feature args")?;
+        let mut features = words.take(count);
+        while let Some(feature) = features.next() {
+            let has_value = features.len() > 0;
+            match feature.to_ascii_lowercase().as_str() {
+                "queue_if_no_path" => self.queue_if_no_path = true,
+                // The kernel knows the word and does nothing by it.
+                "retain_attached_hw_handler" => {}
+                "pg_init_retries" if has_value => {
+                    let error = "pg_init_retries must be between 1 and 50";
+                    self.pg_init_retries = features.number(1, 50, error)?;
+                }
+                "pg_init_delay_msecs" if has_value => {
+                    let error = "pg_init_delay_msecs must be between 0 and 60000";
+                    self.pg_init_delay_ms = Some(features.number(0, 60_000, error)?);
+                }
+                "queue_mode" if has_value => {
+                    self.queue_mode = match features.next().unwrap_or_default().to_ascii_lowercase().as_str()
+                    {
+                        "bio" => QueueMode::Bio,
+                        "rq" | "mq" => QueueMode::Request,
+                        _ => return Err(ConfigError("Unknown 'queue_mode' requested")),
+                    };
+                }
+                _ => return Err(ConfigError("Unrecognised multipath feature request")),
+            }
+        }
+        Ok(())
+    }
+
+    /// How many paths there are in all groups.
+    pub fn path_count(&self) -> usize {
+        self.groups.iter().map(|group| group.paths.len()).sum()
+    }
+
+    /// The line again, as `dmsetup table` shows it: `queue_if_no_path` and the chosen group, from 1, as they are now,
+    /// and each device by `name`, which is given the path's number over all groups. Every word is followed by a space.
+    pub(super) fn table(
+        &self,
+        queue_if_no_path: bool,
+        group: usize,
+        mut name: impl FnMut(usize) -> String,
+    ) -> String {
+        let mut text = String::new();
+        let count = u32::from(queue_if_no_path)
+            + 2 * u32::from(self.pg_init_retries > 0)
+            + 2 * u32::from(self.pg_init_delay_ms.is_some())
+            + 2 * u32::from(self.queue_mode == QueueMode::Bio);
+        // Writing to a string does not fail.
+        let _ = write!(text, "{count} ");
+        if queue_if_no_path {
+            text += "queue_if_no_path ";
+        }
+        if self.pg_init_retries > 0 {
+            let _ = write!(text, "pg_init_retries {} ", self.pg_init_retries);
+        }
+        if let Some(delay_ms) = self.pg_init_delay_ms {
+            let _ = write!(text, "pg_init_delay_msecs {delay_ms} ");
+        }
+        if self.queue_mode == QueueMode::Bio {
+            text += "queue_mode bio ";
+        }
+        match self.handler.first() {
+            Some(handler) => {
+                let _ = write!(text, "1 {handler} ");
+            }
+            None => text += "0 ",
+        }
+        let _ = write!(text, "{} {group} ", self.groups.len());
+        let mut number = 0;
+        for group in &self.groups {
+            let _ = write!(text, "{} {}", group.selector.name(), group.selector.table());
+            let _ = write!(text, "{} {} ", group.paths.len(), group.selector.table_args());
+            for path in &group.paths {
+                let _ = write!(text, "{} {}", name(number), path.args.table());
+                number += 1;
+            }
+        }
+        text
+    }
+}
+
+fn group(words: &mut Words<'_>) -> Result<GroupConfig, ConfigError> {
+    if words.len() < 2 {
+        return Err(ConfigError("not enough priority group arguments"));
+    }
+    let name = words.next().unwrap_or_default();
+    if !SelectorArgs::is_known(name) {
+        return Err(ConfigError("unknown path selector type"));
+    }
+    let count = words.count(1024, "invalid number of path selector args")?;
+    let selector = SelectorArgs::parse(name, words.take(count))?;
+    let paths = words.number(1, 1024, "invalid number of paths")?;
+    let per_path = 1 + words.number(0, 1024, "invalid number of selector args")? as usize;
+    let mut group = GroupConfig { selector, paths: Vec::new() };
+    for _ in 0..paths {
+        if words.len() < per_path {
+            return Err(ConfigError("not enough path parameters"));
+        }
+        let mut path = words.take(per_path);
+        let device = path.next().unwrap_or_default().to_owned();
+        let args = group.selector.parse_path(path)?;
+        group.paths.push(PathConfig { device, args });
+    }
+    Ok(group)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Config, ConfigError> {
+        Config::parse(&line.split_whitespace().collect::<Vec<_>>())
+    }
+
+    fn shown(line: &str) -> String {
+        let config = parse(line).unwrap();
+        let names: Vec<String> =
+            config.groups.iter().flat_map(|g| g.paths.iter().map(|p| p.device.clone())).collect();
+        let group = if config.groups.is_empty() { 0 } else { config.initial + 1 };
+        config.table(config.queue_if_no_path, group, |number| names[number].clone())
+    }
+
+    #[test]
+    fn the_lines_of_the_seeds_are_read_and_shown_again() {
+        assert_eq!(
+            shown("0 0 1 1 service-time 0 1 2 /dev/nullb0 1 1"),
+            "0 0 1 1 service-time 0 1 2 /dev/nullb0 1 1 "
+        );
+        let line = "4 queue_if_no_path retain_attached_hw_handler queue_mode mq 0 2 1 \
+                    queue-length 0 2 1 8:0 1 8:16 1 queue-length 0 2 1 8:32 1 8:48 1";
+        let again =
+            "1 queue_if_no_path 0 2 1 queue-length 0 2 1 8:0 1 8:16 1 queue-length 0 2 1 8:32 1 8:48 1 ";
+        assert_eq!(shown(line), again);
+    }
+
+    #[test]
+    fn what_was_not_said_of_a_path_is_shown_as_its_default() {
+        assert_eq!(shown("0 0 1 1 round-robin 0 1 0 8:0"), "0 0 1 1 round-robin 0 1 1 8:0 1 ");
+        assert_eq!(shown("0 0 1 1 service-time 0 1 0 8:0"), "0 0 1 1 service-time 0 1 2 8:0 1 1 ");
+        assert_eq!(
+            shown("0 0 1 1 historical-service-time 0 1 0 8:0"),
+            "0 0 1 1 historical-service-time 2 972 0 1 1 8:0 0 "
+        );
+        assert_eq!(
+            shown("2 queue_mode bio 0 1 1 historical-service-time 2 512 3 1 1 8:0 1"),
+            "2 queue_mode bio 0 1 1 historical-service-time 2 512 3 1 1 8:0 0 "
+        );
+    }
+
+    #[test]
+    fn features_are_counted_and_kept() {
+        let line = "7 PG_INIT_RETRIES 50 pg_init_delay_msecs 0 Queue_If_No_Path queue_mode BIO 1 alua 0 0";
+        assert_eq!(
+            shown(line),
+            "7 queue_if_no_path pg_init_retries 50 pg_init_delay_msecs 0 queue_mode bio 0 0 0 "
+        );
+        assert_eq!(shown("0 2 rdac x 0 0"), "0 1 rdac 0 0 ");
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_in_the_kernels_words() {
+        let cases = [
+            ("", "invalid number of feature args"),
+            ("9 0", "invalid number of feature args"),
+            ("1", "invalid number of feature args"),
+            ("1 swim 0 0 0", "Unrecognised multipath feature request"),
+            ("1 queue_mode 0 0 0", "Unrecognised multipath feature request"),
+            ("2 queue_mode fast 0 0 0", "Unknown 'queue_mode' requested"),
+            ("2 pg_init_retries 0 0 0 0", "pg_init_retries must be between 1 and 50"),
+            ("2 pg_init_delay_msecs 60001 0 0 0", "pg_init_delay_msecs must be between 0 and 60000"),
+            ("0 x", "invalid number of hardware handler args"),
+            ("0 0", "invalid number of priority groups"),
+            ("0 0 1025 1", "invalid number of priority groups"),
+            ("0 0 1", "invalid initial priority group number"),
+            ("0 0 1 0", "invalid initial priority group"),
+            ("0 0 0 1", "invalid initial priority group"),
+            ("0 0 1 1", "priority group count mismatch"),
+            ("0 0 2 1 round-robin 0 1 0 8:0", "priority group count mismatch"),
+            ("0 0 1 1 round-robin", "not enough priority group arguments"),
+            ("0 0 1 1 Round-Robin 0 1 0 8:0", "unknown path selector type"),
+            ("0 0 1 1 round-robin x", "invalid number of path selector args"),
+            ("0 0 1 1 historical-service-time 1 1024 1 0 8:0", "path selector constructor failed"),
+            ("0 0 1 1 round-robin 0 0 0", "invalid number of paths"),
+            ("0 0 1 1 round-robin 0 1 x 8:0", "invalid number of selector args"),
+            ("0 0 1 1 round-robin 0 2 0 8:0", "not enough path parameters"),
+            ("0 0 1 1 round-robin 0 1 2 8:0 1 1", "round-robin ps: incorrect number of arguments"),
+            ("0 0 1 1 round-robin 0 1 1 8:0 x", "round-robin ps: invalid repeat count"),
+            ("0 0 1 1 queue-length 0 1 2 8:0 1 1", "queue-length ps: incorrect number of arguments"),
+            ("0 0 1 1 service-time 0 1 2 8:0 1 101", "service-time ps: invalid relative_throughput value"),
+            ("0 0 1 1 io-affinity 0 1 0 8:0", "io-affinity ps: invalid number of arguments"),
+        ];
+        for (line, error) in cases {
+            assert_eq!(parse(line), Err(ConfigError(error)), "{line}");
+        }
+    }
+
+    #[test]
+    fn an_initial_group_that_there_is_not_is_the_first() {
+        assert_eq!(parse("0 0 1 7 round-robin 0 1 0 8:0").unwrap().initial, 0);
+        assert_eq!(parse("0 0 2 2 round-robin 0 1 0 a round-robin 0 1 0 b").unwrap().initial, 1);
+    }
+}

@@ -1,0 +1,20 @@
+//! Multipath: one disk that is reached in several ways, of which some may fail.
+//!
+//! Device-mapper's target of that name, with its words, states and selectors. [`Multipath`] is the shared part: which
+//! paths work and which group is in use, told and changed without a lock. [`MultipathNode`] is a hardware queue's:
+//! it chooses paths by counts of its own. [`MultipathLayer`] puts the two over a child for each path.
+
+mod config;
+mod node;
+mod select;
+mod shared;
+mod state;
+
+#[cfg(test)]
+mod tests;
+
+pub use config::{Config, ConfigError, GroupConfig, PathConfig, QueueMode};
+pub use node::MultipathNode;
+pub use select::{PathArgs, Report, SelectorArgs};
+pub use shared::MultipathLayer;
+pub use state::{MessageError, Multipath};

@@ -1,0 +1,561 @@
+//! What all hardware queues of a multipath device know in common: which paths work, and which group is in use.
+//!
+//! Made once; read by every queue's node, changed by nodes that see a path fail and by the control plane. There is no
+//! lock. Each fact is an atomic that is changed by an exchange which says whether it changed, so a path that two
+//! queues see fail at once is counted once. Whatever changes steps the **epoch** last: a node compares that one number
+//! with the one it saw before, which is all that a request costs while nothing changes, and looks at the rest when
+//! it differs.
+//!
+//! *Invariant:* `valid` is the number of paths that are active, whenever no change is under way.
+//! *Invariant:* a change is stored before the epoch that tells of it.
+
+use super::config::Config;
+use super::select::Report;
+use queue::Nanos;
+use std::fmt::Write as _;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// No group.
+const NONE: u32 = u32::MAX;
+
+/// Why a message was not heeded: the errno that the kernel answers with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum MessageError {
+    /// It is not one that the target knows, or names what it does not have.
+    #[error("Invalid argument")]
+    Invalid,
+    /// The device is suspended.
+    #[error("Device or resource busy")]
+    Busy,
+}
+
+/// A path, on a line of the cache that only its own changes touch.
+#[repr(align(64))]
+struct Path {
+    active: AtomicBool,
+    fails: AtomicU32,
+    /// The number of its group.
+    group: u32,
+}
+
+struct Group {
+    bypassed: AtomicBool,
+    /// The numbers of its paths, which follow each other.
+    first: usize,
+    count: usize,
+}
+
+/// What a hardware queue shows of its selectors, written by that queue alone.
+#[derive(Debug)]
+pub(super) struct Published {
+    paths: Box<[[AtomicU64; 5]]>,
+}
+
+impl Published {
+    fn new(paths: usize) -> Published {
+        Published { paths: (0..paths).map(|_| Default::default()).collect() }
+    }
+
+    pub(super) fn set(&self, path: usize, report: Report) {
+        let Report { requests, bytes, service_time, stale_after, misses } = report;
+        for (cell, value) in self.paths[path].iter().zip([requests, bytes, service_time, stale_after, misses])
+        {
+            cell.store(value, Relaxed);
+        }
+    }
+
+    fn get(&self, path: usize) -> Report {
+        let [requests, bytes, service_time, stale_after, misses] =
+            std::array::from_fn(|cell| self.paths[path][cell].load(Relaxed));
+        Report { requests, bytes, service_time, stale_after, misses }
+    }
+}
+
+/// The shared part of a multipath device.
+pub struct Multipath {
+    config: Config,
+    paths: Box<[Path]>,
+    groups: Box<[Group]>,
+    epoch: AtomicU64,
+    valid: AtomicU32,
+    /// The group in use in the upper half, the one that was asked for in the lower; each [`NONE`] or a number.
+    chosen: AtomicU64,
+    queue_if_no_path: AtomicBool,
+    saved_queue_if_no_path: AtomicBool,
+    /// Nothing was sent down any path yet.
+    untouched: AtomicBool,
+    /// The device is being suspended or is: `Some(noflush)` as 1 and 2.
+    suspended: AtomicU32,
+    /// How long requests are kept while there is no path, in nanoseconds; 0: for ever.
+    no_path_timeout_ns: AtomicU64,
+    /// Since when there is none; 0: there is one, or nobody has looked.
+    no_path_since_ns: AtomicU64,
+    /// Things that someone may wait for.
+    events: AtomicU32,
+    /// One for each queue that there is or was. The control plane's business.
+    published: Mutex<Vec<Arc<Published>>>,
+}
+
+fn pack(current: u32, next: u32) -> u64 {
+    u64::from(current) << 32 | u64::from(next)
+}
+
+fn unpack(chosen: u64) -> (u32, u32) {
+    ((chosen >> 32) as u32, chosen as u32)
+}
+
+impl Multipath {
+    /// As a table line describes it; all paths are taken to work.
+    pub fn new(config: Config) -> Arc<Multipath> {
+        let (mut paths, mut groups) = (Vec::new(), Vec::new());
+        for (number, group) in config.groups.iter().enumerate() {
+            groups.push(Group {
+                bypassed: AtomicBool::new(false),
+                first: paths.len(),
+                count: group.paths.len(),
+            });
+            paths.extend(group.paths.iter().map(|_| Path {
+                active: AtomicBool::new(true),
+                fails: AtomicU32::new(0),
+                group: number as u32,
+            }));
+        }
+        let next = if groups.is_empty() { NONE } else { config.initial as u32 };
+        Arc::new(Multipath {
+            epoch: AtomicU64::new(1),
+            valid: AtomicU32::new(paths.len() as u32),
+            chosen: AtomicU64::new(pack(NONE, next)),
+            queue_if_no_path: AtomicBool::new(config.queue_if_no_path),
+            saved_queue_if_no_path: AtomicBool::new(config.queue_if_no_path),
+            untouched: AtomicBool::new(true),
+            suspended: AtomicU32::new(0),
+            no_path_timeout_ns: AtomicU64::new(0),
+            no_path_since_ns: AtomicU64::new(0),
+            events: AtomicU32::new(0),
+            published: Mutex::default(),
+            config,
+            paths: paths.into(),
+            groups: groups.into(),
+        })
+    }
+
+    /// What it was made from.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// How many things have happened that someone may wait for: paths that failed or came back, groups that changed.
+    pub fn events(&self) -> u32 {
+        self.events.load(Acquire)
+    }
+
+    #[inline]
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch.load(Acquire)
+    }
+
+    fn changed(&self) {
+        self.epoch.fetch_add(1, Release);
+    }
+
+    fn happened(&self) {
+        self.events.fetch_add(1, Release);
+        self.changed();
+    }
+
+    /// How many paths work.
+    pub fn valid(&self) -> u32 {
+        self.valid.load(Acquire)
+    }
+
+    /// Whether a path works.
+    pub fn is_active(&self, path: usize) -> bool {
+        self.paths[path].active.load(Acquire)
+    }
+
+    /// Paths of a group: the number of the first over all groups, and how many.
+    pub(super) fn paths_of(&self, group: usize) -> (usize, usize) {
+        (self.groups[group].first, self.groups[group].count)
+    }
+
+    /// Take a path out of use (MP-1). Whether it was in use.
+    pub fn fail_path(&self, path: usize) -> bool {
+        let path = &self.paths[path];
+        if !path.active.swap(false, AcqRel) {
+            return false;
+        }
+        path.fails.fetch_add(1, Relaxed);
+        self.valid.fetch_sub(1, AcqRel);
+        self.happened();
+        true
+    }
+
+    /// Put a path into use again (MP-2). Whether it was out of use.
+    pub fn reinstate_path(&self, path: usize) -> bool {
+        if self.paths[path].active.swap(true, AcqRel) {
+            return false;
+        }
+        self.valid.fetch_add(1, AcqRel);
+        self.no_path_since_ns.store(0, Release);
+        self.happened();
+        true
+    }
+
+    /// The group to send requests to now (MP-3): the one that was asked for, else the one in use, else the first
+    /// that is not bypassed, else the first; of those that have a path that works.
+    pub(super) fn group(&self) -> Option<usize> {
+        loop {
+            let seen = self.chosen.load(Acquire);
+            let (current, next) = unpack(seen);
+            let asked =
+                [next, current].into_iter().find(|&group| group != NONE && self.has_path(group as usize));
+            let chosen = asked.or_else(|| self.first_with_path())?;
+            let wanted = pack(chosen, NONE);
+            if seen == wanted || self.chosen.compare_exchange(seen, wanted, AcqRel, Acquire).is_ok() {
+                self.untouched.store(false, Relaxed);
+                return Some(chosen as usize);
+            }
+        }
+    }
+
+    fn first_with_path(&self) -> Option<u32> {
+        let with = |bypassed: bool| {
+            self.groups.iter().enumerate().find_map(|(number, group)| {
+                let fits = group.bypassed.load(Acquire) == bypassed && self.has_path(number);
+                fits.then_some(number as u32)
+            })
+        };
+        with(false).or_else(|| with(true))
+    }
+
+    fn has_path(&self, group: usize) -> bool {
+        let Group { first, count, .. } = self.groups[group];
+        self.paths[first..first + count].iter().any(|path| path.active.load(Acquire))
+    }
+
+    /// Leave a group out as long as there is another (MP-7).
+    fn bypass(&self, group: usize, bypassed: bool) {
+        if self.groups[group].bypassed.swap(bypassed, AcqRel) == bypassed {
+            return;
+        }
+        // Nobody stays in a group for having been there before.
+        let _ = self.chosen.fetch_update(AcqRel, Acquire, |seen| Some(pack(NONE, unpack(seen).1)));
+        self.happened();
+    }
+
+    /// Use this group next, and bypass none.
+    fn switch_group(&self, group: usize) {
+        for other in &self.groups {
+            other.bypassed.store(false, Release);
+        }
+        self.chosen.store(pack(NONE, group as u32), Release);
+        self.happened();
+    }
+
+    /// Whether requests are kept while there is no path.
+    pub fn queues_if_no_path(&self) -> bool {
+        self.queue_if_no_path.load(Acquire)
+    }
+
+    fn set_queue_if_no_path(&self, queue: bool) {
+        self.queue_if_no_path.store(queue, Release);
+        self.saved_queue_if_no_path.store(queue, Release);
+        self.changed();
+    }
+
+    /// How long requests are kept while there is no path before all of them fail; 0: for ever.
+    pub fn set_no_path_timeout(&self, timeout_ns: u64) {
+        self.no_path_timeout_ns.store(timeout_ns, Release);
+    }
+
+    /// A request finds no path: whether it is kept rather than failed, as of now (MP-4).
+    pub(super) fn keeps(&self, now: Nanos) -> bool {
+        if self.suspended.load(Acquire) == SUSPENDED_NOFLUSH {
+            return false;
+        }
+        if !self.queues_if_no_path() {
+            return false;
+        }
+        let timeout_ns = self.no_path_timeout_ns.load(Acquire);
+        if timeout_ns == 0 {
+            return true;
+        }
+        // 0 stands for nobody having looked.
+        let since =
+            self.no_path_since_ns.compare_exchange(0, now.0.max(1), AcqRel, Acquire).unwrap_or_else(|s| s);
+        if since != 0 && now.0.saturating_sub(since) >= timeout_ns {
+            self.queue_if_no_path.store(false, Release);
+            self.changed();
+            return false;
+        }
+        true
+    }
+
+    /// Whether a request without a path is to be handed back whole, for the table that comes after a suspension
+    /// without a flush.
+    pub(super) fn hands_back(&self) -> bool {
+        self.suspended.load(Acquire) == SUSPENDED_NOFLUSH
+    }
+
+    /// The device is about to be suspended. With `noflush`, requests without a path go back to wait above; without,
+    /// they fail.
+    pub fn presuspend(&self, noflush: bool) {
+        if !noflush {
+            let queued = self.queue_if_no_path.swap(false, AcqRel);
+            self.saved_queue_if_no_path.store(queued, Release);
+        }
+        self.suspended.store(if noflush { SUSPENDED_NOFLUSH } else { SUSPENDED_FLUSHED }, Release);
+        self.changed();
+    }
+
+    /// It goes on: what was turned off for the suspension is turned on again.
+    pub fn resume(&self) {
+        self.suspended.store(0, Release);
+        self.queue_if_no_path.store(self.saved_queue_if_no_path.load(Acquire), Release);
+        self.changed();
+    }
+
+    /// Heed a message, as `dmsetup message` sends one. `find`: which path, over all groups, a word names.
+    ///
+    /// # Errors
+    /// [`MessageError`]: nothing was done.
+    pub fn message(&self, words: &[&str], find: impl Fn(&str) -> Option<usize>) -> Result<(), MessageError> {
+        if self.suspended.load(Acquire) != 0 {
+            return Err(MessageError::Busy);
+        }
+        let lower: Vec<String> = words.iter().map(|word| word.to_ascii_lowercase()).collect();
+        let group = |word: &str| {
+            let number: usize =
+                word.parse().ok().filter(|_| !word.starts_with('+')).ok_or(MessageError::Invalid)?;
+            if (1..=self.groups.len()).contains(&number) {
+                Ok(number - 1)
+            } else {
+                Err(MessageError::Invalid)
+            }
+        };
+        match (lower.iter().map(String::as_str).collect::<Vec<_>>().as_slice(), words) {
+            (["queue_if_no_path"], _) => self.set_queue_if_no_path(true),
+            (["fail_if_no_path"], _) => self.set_queue_if_no_path(false),
+            (["disable_group", _], [_, number]) => self.bypass(group(number)?, true),
+            (["enable_group", _], [_, number]) => self.bypass(group(number)?, false),
+            (["switch_group", _], [_, number]) => self.switch_group(group(number)?),
+            (["fail_path", _], [_, path]) => {
+                self.fail_path(find(path).ok_or(MessageError::Invalid)?);
+            }
+            (["reinstate_path", _], [_, path]) => {
+                self.reinstate_path(find(path).ok_or(MessageError::Invalid)?);
+            }
+            _ => return Err(MessageError::Invalid),
+        }
+        Ok(())
+    }
+
+    /// A place where a queue shows its selectors' counts.
+    pub(super) fn publish(&self) -> (Arc<Published>, usize) {
+        let published = Arc::new(Published::new(self.paths.len()));
+        let mut all = self.published.lock().unwrap_or_else(PoisonError::into_inner);
+        // Those of queues that are gone were left at 0 and nobody else holds them.
+        all.retain(|other| Arc::strong_count(other) > 1);
+        all.push(published.clone());
+        (published, all.len() - 1)
+    }
+
+    /// What all queues together show of a path: sums, and of averages the longest.
+    fn report(&self, path: usize) -> Report {
+        let all = self.published.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter().map(|published| published.get(path)).fold(Report::default(), |sum, one| Report {
+            requests: sum.requests + one.requests,
+            bytes: sum.bytes + one.bytes,
+            service_time: sum.service_time.max(one.service_time),
+            stale_after: sum.stale_after.max(one.stale_after),
+            misses: sum.misses + one.misses,
+        })
+    }
+
+    /// The line of `dmsetup table`, with each path by `name`.
+    pub fn table(&self, name: impl FnMut(usize) -> String) -> String {
+        let queues = match self.suspended.load(Acquire) {
+            0 => self.queues_if_no_path(),
+            _ => self.saved_queue_if_no_path.load(Acquire),
+        };
+        let (current, next) = self.chosen();
+        self.config.table(queues, self.shown_group(current, next), name)
+    }
+
+    fn chosen(&self) -> (u32, u32) {
+        unpack(self.chosen.load(Acquire))
+    }
+
+    /// The group that is shown as chosen, from 1: the one that was asked for, else the one in use, else the first.
+    fn shown_group(&self, current: u32, next: u32) -> usize {
+        match (next, current) {
+            (NONE, NONE) => usize::from(!self.groups.is_empty()),
+            (NONE, current) => current as usize + 1,
+            (next, _) => next as usize + 1,
+        }
+    }
+
+    /// The line of `dmsetup status`, with each path by `name`. Every word is followed by a space.
+    pub fn status(&self, mut name: impl FnMut(usize) -> String) -> String {
+        let mut text = String::new();
+        let (current, next) = self.chosen();
+        let untouched = u32::from(self.untouched.load(Relaxed));
+        // Activations under way and a handler are shown as none, as the kernel does.
+        let _ = write!(text, "2 {untouched} 0 0 {} ", self.groups.len());
+        let _ = write!(text, "{} ", self.shown_group(current, next));
+        for (number, (group, config)) in self.groups.iter().zip(&self.config.groups).enumerate() {
+            let state = match () {
+                () if group.bypassed.load(Acquire) => 'D',
+                () if current == number as u32 => 'A',
+                () => 'E',
+            };
+            let selector = &config.selector;
+            let own = selector.table();
+            let _ = write!(text, "{state} {own}{} {} ", group.count, selector.info_args());
+            for (place, path) in config.paths.iter().enumerate() {
+                let number = group.first + place;
+                let shared = &self.paths[number];
+                let state = if shared.active.load(Acquire) { 'A' } else { 'F' };
+                let fails = shared.fails.load(Relaxed);
+                let info = selector.info(&path.args, &self.report(number));
+                let _ = write!(text, "{} {state} {fails} {info}", name(number));
+            }
+        }
+        text
+    }
+
+    /// The group of a path, from 0.
+    pub fn group_of(&self, path: usize) -> usize {
+        self.paths[path].group as usize
+    }
+}
+
+const SUSPENDED_FLUSHED: u32 = 1;
+const SUSPENDED_NOFLUSH: u32 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn two_groups() -> Arc<Multipath> {
+        let line = "1 queue_if_no_path 0 2 1 queue-length 0 2 1 a 1 b 1 queue-length 0 1 1 c 1";
+        Multipath::new(Config::parse(&line.split(' ').collect::<Vec<_>>()).unwrap())
+    }
+
+    fn find(word: &str) -> Option<usize> {
+        ["a", "b", "c"].into_iter().position(|name| name == word)
+    }
+
+    fn name(path: usize) -> String {
+        format!("8:{}", path * 16)
+    }
+
+    fn tell(multipath: &Multipath, words: &str) -> Result<(), MessageError> {
+        multipath.message(&words.split(' ').collect::<Vec<_>>(), find)
+    }
+
+    #[test]
+    fn a_status_reads_as_the_kernels() {
+        let multipath = two_groups();
+        assert_eq!(multipath.status(name), "2 1 0 0 2 1 E 0 2 1 8:0 A 0 0 8:16 A 0 0 E 0 1 1 8:32 A 0 0 ");
+        assert_eq!(multipath.group(), Some(0));
+        multipath.fail_path(1);
+        assert_eq!(multipath.status(name), "2 0 0 0 2 1 A 0 2 1 8:0 A 0 0 8:16 F 1 0 E 0 1 1 8:32 A 0 0 ");
+    }
+
+    #[test]
+    fn mp_1_a_path_fails_once_however_often_it_is_told() {
+        let multipath = two_groups();
+        let epoch = multipath.epoch();
+        assert!(multipath.fail_path(0) && !multipath.fail_path(0));
+        assert_eq!((multipath.valid(), multipath.events()), (2, 1));
+        assert!(multipath.epoch() > epoch && !multipath.is_active(0));
+    }
+
+    #[test]
+    fn mp_2_a_path_comes_back_once() {
+        let multipath = two_groups();
+        multipath.fail_path(2);
+        assert!(multipath.reinstate_path(2) && !multipath.reinstate_path(2));
+        assert_eq!((multipath.valid(), multipath.events()), (3, 2));
+    }
+
+    #[test]
+    fn mp_3_a_group_is_kept_until_its_last_path_fails() {
+        let multipath = two_groups();
+        assert_eq!(multipath.group(), Some(0));
+        multipath.fail_path(0);
+        assert_eq!(multipath.group(), Some(0));
+        multipath.fail_path(1);
+        assert_eq!(multipath.group(), Some(1));
+        multipath.reinstate_path(0);
+        assert_eq!(multipath.group(), Some(1), "the one in use is kept");
+        tell(&multipath, "switch_group 1").unwrap();
+        assert_eq!(multipath.group(), Some(0));
+        for path in 0..3 {
+            multipath.fail_path(path);
+        }
+        assert_eq!(multipath.group(), None);
+    }
+
+    #[test]
+    fn mp_7_a_bypassed_group_is_the_last_resort() {
+        let multipath = two_groups();
+        assert_eq!(multipath.group(), Some(0));
+        tell(&multipath, "disable_group 1").unwrap();
+        assert_eq!(multipath.group(), Some(1));
+        assert!(multipath.status(name).contains("D 0 2 1") && multipath.status(name).contains("A 0 1 1"));
+        multipath.fail_path(2);
+        assert_eq!(multipath.group(), Some(0));
+        tell(&multipath, "switch_group 2").unwrap();
+        assert!(!multipath.status(name).contains('D'), "all of them are enabled again");
+    }
+
+    #[test]
+    fn messages_are_read_as_the_kernel_reads_them() {
+        let multipath = two_groups();
+        for words in [
+            "",
+            "dance",
+            "fail_path",
+            "fail_path z",
+            "switch_group 0",
+            "switch_group 3",
+            "switch_group 1x",
+            "disable_group +1",
+            "queue_if_no_path 1",
+            "fail_path a b",
+        ] {
+            assert_eq!(tell(&multipath, words), Err(MessageError::Invalid), "{words}");
+        }
+        tell(&multipath, "FAIL_IF_NO_PATH").unwrap();
+        assert!(multipath.table(name).starts_with("0 0 2 1 "));
+        multipath.presuspend(true);
+        assert_eq!(tell(&multipath, "queue_if_no_path"), Err(MessageError::Busy));
+    }
+
+    #[test]
+    fn mp_4_a_suspension_with_flush_turns_queueing_off_and_resuming_on_again() {
+        let multipath = two_groups();
+        multipath.presuspend(false);
+        assert!(!multipath.keeps(Nanos(1)) && !multipath.hands_back());
+        assert!(
+            multipath.table(name).starts_with("1 queue_if_no_path "),
+            "the table keeps what was asked for"
+        );
+        multipath.resume();
+        assert!(multipath.keeps(Nanos(1)));
+        multipath.presuspend(true);
+        assert!(!multipath.keeps(Nanos(1)) && multipath.hands_back() && multipath.queues_if_no_path());
+    }
+
+    #[test]
+    fn mp_4_requests_are_kept_no_longer_than_the_timeout() {
+        let multipath = two_groups();
+        multipath.set_no_path_timeout(1_000);
+        assert!(multipath.keeps(Nanos(5_000)) && multipath.keeps(Nanos(5_999)));
+        assert!(!multipath.keeps(Nanos(6_000)) && !multipath.queues_if_no_path());
+    }
+}

@@ -1,0 +1,331 @@
+//! Requests over paths that fail and come back, MP-1 to MP-9 as far as a queue sees them.
+
+use super::*;
+use block::{Bytes, Cookie, Op, Request, Segment, Status};
+use queue::{
+    Cx, FileId, FileOp, IoId, Nanos, Node, NodeId, Owner, Patience, Queue, QueueConfig, QueueId, Ring,
+    RingFull, Stack, Verdict,
+};
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Carries the time and one alarm.
+#[derive(Default)]
+struct Clock {
+    now: Nanos,
+    alarms: VecDeque<(Nanos, Cookie)>,
+}
+
+impl Ring for Clock {
+    fn now(&self) -> Nanos {
+        self.now
+    }
+    fn allocate(&mut self, _: u32) -> Option<Segment> {
+        None
+    }
+    fn free(&mut self, _: Segment) {}
+    fn bytes(&self, _: Segment) -> &[u8] {
+        &[]
+    }
+    fn bytes_mut(&mut self, _: Segment) -> &mut [u8] {
+        &mut []
+    }
+    fn try_now(&mut self, _: FileId, _: FileOp, _: &[Segment], _: Patience) -> Option<i64> {
+        None
+    }
+    fn start(&mut self, _: IoId, _: FileId, _: FileOp, _: &[Segment]) -> Result<(), RingFull> {
+        Err(RingFull)
+    }
+    fn timer(&mut self, id: IoId, at: Nanos) {
+        self.alarms.push_back((at, id.cookie));
+    }
+    fn cancel(&mut self, _: IoId) {
+        if let Some(alarm) = self.alarms.front_mut() {
+            alarm.0 = self.now;
+        }
+    }
+}
+
+/// What a path does with requests, and which it saw.
+#[derive(Default)]
+struct PathLog {
+    answer: Option<Status>,
+    seen: Vec<Op>,
+    held: VecDeque<Cookie>,
+}
+
+#[derive(Clone, Default)]
+struct Path(Rc<RefCell<PathLog>>);
+
+impl Path {
+    /// Answer with this from now on; `None`: hold.
+    fn answers(&self, status: Option<Status>) {
+        self.0.borrow_mut().answer = status;
+    }
+    fn seen(&self) -> usize {
+        self.0.borrow().seen.len()
+    }
+}
+
+impl Node<Clock> for Path {
+    fn submit(&mut self, io: Cookie, req: &mut Request, _: &mut Cx<'_, Clock>) -> Verdict {
+        let mut log = self.0.borrow_mut();
+        log.seen.push(req.op);
+        match log.answer {
+            Some(status) => Verdict::Up(status),
+            None => {
+                log.held.push_back(io);
+                Verdict::Held
+            }
+        }
+    }
+    fn reap(&mut self, _: Cookie, _: &mut Request, result: i64, _: &mut Cx<'_, Clock>) -> Verdict {
+        Verdict::Up(Status::from_result(result, 0))
+    }
+}
+
+struct Bench {
+    queue: Queue<Clock>,
+    ring: Clock,
+    shared: Arc<Multipath>,
+    paths: Vec<Path>,
+}
+
+fn bench(line: &str) -> Bench {
+    let config = Config::parse(&line.split_whitespace().collect::<Vec<_>>()).unwrap();
+    let shared = Multipath::new(config);
+    let paths: Vec<Path> = (0..shared.config().path_count()).map(|_| Path::default()).collect();
+    let children: Vec<NodeId> = (1..=paths.len() as u8).map(NodeId).collect();
+    let mut stack = Stack::default();
+    stack.layer(Box::new(MultipathNode::new(shared.clone(), &children)), 0);
+    for path in &paths {
+        path.answers(Some(Status::Ok));
+        stack.backend(Box::new(path.clone()));
+    }
+    let config = QueueConfig { id: QueueId(0), depth: 8, segments_per_tag: 4, timeout_ns: Some(1_000_000) };
+    let ring = Clock { now: Nanos(1_000), ..Clock::default() };
+    Bench { queue: Queue::new(config, stack).unwrap(), ring, shared, paths }
+}
+
+impl Bench {
+    fn submit(&mut self, op: Op) {
+        let tag = self.queue.tag().expect("a free tag");
+        let len = if op == Op::Flush { 0 } else { 4096 };
+        self.queue.submit(tag, Owner(0), Request::new(op, Bytes(0), Bytes(len)), &mut self.ring);
+    }
+    fn done(&mut self) -> Vec<Status> {
+        self.queue.turn(&mut self.ring);
+        let done: Vec<_> = self.queue.done().collect();
+        done.iter().for_each(|done| self.queue.release(done.tag));
+        done.into_iter().map(|done| done.status).collect()
+    }
+    fn run(&mut self, op: Op) -> Status {
+        self.submit(op);
+        let done = self.done();
+        assert_eq!(done.len(), 1, "it is done at once");
+        done[0]
+    }
+    /// Let time pass until the alarm that is set has come.
+    fn wait(&mut self) {
+        let (at, cookie) = self.ring.alarms.pop_front().expect("an alarm is set");
+        self.ring.now = self.ring.now.max(at);
+        self.queue.complete(cookie, 0, &mut self.ring);
+    }
+    fn seen(&self) -> Vec<usize> {
+        self.paths.iter().map(Path::seen).collect()
+    }
+    /// End the request that a path has held longest.
+    fn end(&mut self, path: usize, status: Status) {
+        let cookie = self.paths[path].0.borrow_mut().held.pop_front().expect("it holds one");
+        self.queue.complete(cookie, -i64::from(status.errno()), &mut self.ring);
+    }
+}
+
+const ROUND_ROBIN: &str = "0 0 1 1 round-robin 0 2 1 a 1 b 1";
+const QUEUEING: &str = "1 queue_if_no_path 0 1 1 queue-length 0 2 1 a 1 b 1";
+
+#[test]
+fn requests_go_down_the_paths_in_turn() {
+    let mut bench = bench(ROUND_ROBIN);
+    assert!((0..6).all(|_| bench.run(Op::Write).is_ok()));
+    assert_eq!(bench.seen(), [3, 3]);
+}
+
+#[test]
+fn mp_1_a_request_whose_path_fails_goes_down_another() {
+    let mut bench = bench(ROUND_ROBIN);
+    bench.paths[0].answers(Some(Status::Transport));
+    assert!((0..4).all(|_| bench.run(Op::Read).is_ok()));
+    assert_eq!(bench.seen(), [1, 4]);
+    assert!(!bench.shared.is_active(0));
+}
+
+#[test]
+fn mp_2_a_path_that_is_reinstated_is_used_again() {
+    let mut bench = bench(ROUND_ROBIN);
+    bench.shared.fail_path(0);
+    assert!((0..2).all(|_| bench.run(Op::Read).is_ok()));
+    bench.shared.reinstate_path(0);
+    assert!((0..4).all(|_| bench.run(Op::Read).is_ok()));
+    assert_eq!(bench.seen(), [2, 4]);
+}
+
+#[test]
+fn mp_3_the_next_group_takes_over_when_the_last_path_of_one_fails() {
+    let mut bench = bench("0 0 2 1 round-robin 0 1 1 a 1 round-robin 0 1 1 b 1");
+    assert!(bench.run(Op::Write).is_ok());
+    bench.paths[0].answers(Some(Status::IoError));
+    assert!(bench.run(Op::Write).is_ok());
+    assert_eq!(bench.seen(), [2, 1]);
+}
+
+#[test]
+fn mp_4_without_a_path_requests_wait_or_fail_as_they_were_told() {
+    let mut bench = bench(QUEUEING);
+    for path in 0..2 {
+        bench.shared.fail_path(path);
+    }
+    bench.submit(Op::Write);
+    bench.submit(Op::Flush);
+    bench.wait();
+    assert!(bench.done().is_empty());
+    bench.shared.reinstate_path(1);
+    bench.wait();
+    assert_eq!(bench.done(), [Status::Ok; 2]);
+    bench.shared.fail_path(1);
+    bench.submit(Op::Write);
+    bench.shared.message(&["fail_if_no_path"], |_| None).unwrap();
+    bench.wait();
+    assert_eq!(bench.done(), [Status::IoError]);
+    assert_eq!(bench.run(Op::Read), Status::IoError);
+}
+
+#[test]
+fn mp_4_after_the_timeout_all_that_waits_fails() {
+    let mut bench = bench(QUEUEING);
+    bench.shared.set_no_path_timeout(20_000_000);
+    bench.paths.iter().for_each(|path| path.answers(Some(Status::Transport)));
+    bench.submit(Op::Write);
+    for _ in 0..3 {
+        bench.wait();
+        assert!(bench.done().is_empty());
+    }
+    bench.wait();
+    assert_eq!(bench.done(), [Status::IoError]);
+    assert!(bench.ring.alarms.is_empty(), "nobody waits any more");
+}
+
+#[test]
+fn mp_5_what_is_no_fault_of_the_path_is_told_and_the_path_stays() {
+    for status in [
+        Status::NotSupported,
+        Status::NoSpace,
+        Status::Target,
+        Status::ReservationConflict,
+        Status::Medium,
+        Status::Protection,
+        Status::Invalid,
+    ] {
+        let mut bench = bench(ROUND_ROBIN);
+        bench.paths[0].answers(Some(status));
+        assert_eq!(bench.run(Op::Write), status);
+        assert_eq!((bench.shared.valid(), bench.seen()), (2, vec![1, 0]), "{status:?}");
+    }
+}
+
+#[test]
+fn mp_5_a_path_without_resources_is_tried_again_later() {
+    let mut bench = bench("0 0 1 1 round-robin 0 1 1 a 1");
+    bench.paths[0].answers(Some(Status::Resource));
+    bench.submit(Op::Write);
+    assert!(bench.done().is_empty());
+    bench.paths[0].answers(Some(Status::Ok));
+    bench.wait();
+    assert_eq!((bench.done(), bench.shared.valid()), (vec![Status::Ok], 1));
+}
+
+#[test]
+fn mp_5_without_another_path_the_original_error_is_told() {
+    let mut bench = bench("0 0 1 1 round-robin 0 1 1 a 1");
+    bench.paths[0].answers(Some(Status::Timeout));
+    assert_eq!(bench.run(Op::Write), Status::Timeout);
+    assert_eq!(bench.run(Op::Write), Status::IoError);
+}
+
+#[test]
+fn mp_9_a_flush_or_a_discard_goes_down_one_path_once() {
+    let mut bench = bench(ROUND_ROBIN);
+    for op in [Op::Flush, Op::Discard, Op::WriteZeroes] {
+        let before: usize = bench.seen().iter().sum();
+        assert!(bench.run(op).is_ok());
+        assert_eq!(bench.seen().iter().sum::<usize>(), before + 1);
+    }
+}
+
+#[test]
+fn in_flight_counts_balance_over_failures_and_are_shown() {
+    let mut bench = bench(QUEUEING);
+    bench.paths.iter().for_each(|path| path.answers(None));
+    (0..5).for_each(|_| bench.submit(Op::Write));
+    bench.done();
+    let name = |path: usize| ["a", "b"][path].to_owned();
+    assert_eq!(bench.shared.status(name), "2 0 0 0 1 1 A 0 2 1 a A 0 3 b A 0 2 ");
+    // Those of the first path fail over to the second.
+    (0..3).for_each(|_| bench.end(0, Status::Transport));
+    bench.done();
+    assert_eq!(bench.shared.status(name), "2 0 0 0 1 1 A 0 2 1 a F 1 0 b A 0 5 ");
+    (0..5).for_each(|_| bench.end(1, Status::Ok));
+    assert_eq!(bench.done(), [Status::Ok; 5]);
+    assert_eq!(bench.shared.status(name), "2 0 0 0 1 1 A 0 2 1 a F 1 0 b A 0 0 ");
+}
+
+#[test]
+fn a_suspension_without_flush_hands_back_what_waits_for_a_path() {
+    let mut bench = bench(QUEUEING);
+    bench.paths.iter().for_each(|path| path.answers(Some(Status::Transport)));
+    bench.submit(Op::Write);
+    assert!(bench.done().is_empty());
+    bench.queue.freeze();
+    bench.shared.presuspend(true);
+    bench.wait();
+    assert!(bench.queue.is_drained() && bench.done().is_empty());
+    bench.paths.iter().for_each(|path| path.answers(Some(Status::Ok)));
+    (0..2).for_each(|path| assert!(bench.shared.reinstate_path(path)));
+    bench.shared.resume();
+    bench.queue.thaw(&mut bench.ring);
+    assert_eq!(bench.done(), [Status::Ok]);
+}
+
+#[test]
+fn a_request_that_waits_for_a_path_can_time_out() {
+    let mut bench = bench(QUEUEING);
+    (0..2).for_each(|path| assert!(bench.shared.fail_path(path)));
+    bench.submit(Op::Write);
+    bench.ring.now = bench.ring.now.after(2_000_000);
+    assert_eq!(bench.queue.expire(&mut bench.ring), 1);
+    assert_eq!(bench.done(), [Status::Timeout]);
+}
+
+#[test]
+fn a_map_without_groups_has_no_path() {
+    let mut none = bench("0 0 0 0");
+    assert_eq!(none.run(Op::Read), Status::IoError);
+    assert_eq!(none.shared.status(|_| String::new()), "2 1 0 0 0 0 ");
+}
+
+#[test]
+fn a_queue_that_goes_takes_its_counts_along() {
+    let mut bench = bench(QUEUEING);
+    (0..2).for_each(|path| assert!(bench.shared.fail_path(path)));
+    bench.submit(Op::Write);
+    bench.shared.message(&["fail_if_no_path"], |_| None).unwrap();
+    bench.wait();
+    assert_eq!(bench.done(), [Status::IoError]);
+    bench.queue.freeze();
+    assert!(bench.queue.close(&mut bench.ring));
+    let shared = bench.shared.clone();
+    drop(bench);
+    assert_eq!(shared.status(|_| "p".into()), "2 1 0 0 1 1 E 0 2 1 p F 1 0 p F 1 0 ");
+}
