@@ -224,7 +224,7 @@ enum Kind {
     RoundRobin(usize),
     QueueLength(Box<[Load]>),
     ServiceTime(Box<[Load]>),
-    Historical(Historical),
+    Historical(Box<Historical>),
     /// Which path this queue's CPU was given, and how often it had none.
     Affinity {
         own: Option<u16>,
@@ -240,7 +240,7 @@ impl Selector {
             SelectorArgs::QueueLength => Kind::QueueLength(load::of(paths)),
             SelectorArgs::ServiceTime => Kind::ServiceTime(load::of(paths)),
             SelectorArgs::Historical { base_weight, threshold } => {
-                Kind::Historical(Historical::new(*base_weight, *threshold, paths.len()))
+                Kind::Historical(Box::new(Historical::new(*base_weight, *threshold, paths.len())))
             }
             SelectorArgs::Affinity => Kind::Affinity { own: affinity::owner(paths, cpu), misses: 0 },
         };
