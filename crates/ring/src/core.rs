@@ -1,6 +1,7 @@
 //! What both engines share: memory, files, timers, sockets' answers, the clock and the events not yet
 //! handed out. Owned by a ring, on its thread.
 
+use crate::batching::Batching;
 use crate::chunks::Chunks;
 use crate::config::{Event, RingConfig};
 use crate::files::{File, Files};
@@ -24,6 +25,7 @@ pub(crate) struct Core {
     pub(crate) waker: Waker,
     pub(crate) now: Nanos,
     pub(crate) spin: Spin,
+    pub(crate) batching: Batching,
     /// How many operations and sends were started: the time by which removed memory is kept.
     pub(crate) started: u64,
     /// When memory goes back to the system, unless more is freed by then. `None`: there is none to give.
@@ -48,6 +50,7 @@ impl Core {
             waker: Waker::new()?,
             now: sys::now(),
             spin: Spin::new(config.poll_us),
+            batching: Batching::new(sys::now(), sys::is_scheduled_plainly()),
             started: 0,
             trim_at: None,
         })

@@ -11,6 +11,7 @@
 //!
 //! It does not know what a request means.
 
+mod batching;
 mod chunks;
 mod config;
 mod core;

@@ -97,8 +97,12 @@ impl KernelRing {
     /// Look at the clock: [`now`](Ring::now) is that from here on.
     #[inline]
     pub fn look_at_clock(&mut self) -> Nanos {
-        self.core.now = sys::now();
-        self.core.now
+        let core = &mut *self.core;
+        core.now = sys::now();
+        if let Some(batch) = core.batching.look(core.now) {
+            sys::schedule_as_batch(batch);
+        }
+        core.now
     }
 
     /// Hand over what was asked for, wait if `wait` says so and nothing is there to be handed out yet, and
@@ -119,6 +123,7 @@ impl KernelRing {
             Engine::Uring(uring) => uring.turn(core, wait)?,
             Engine::Epoll(epoll) => epoll.turn(core, wait)?,
         }
+        core.batching.gathered(core.events.len());
         if wait {
             core.after_sleep();
             if core.timers.next().is_some() {

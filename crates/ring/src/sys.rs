@@ -82,6 +82,20 @@ pub(crate) fn shutdown(fd: RawFd) {
     unsafe { libc::shutdown(fd, libc::SHUT_RDWR) };
 }
 
+/// Whether this thread has the scheduling policy that threads have by themselves.
+pub(crate) fn is_scheduled_plainly() -> bool {
+    // SAFETY: takes no pointers; 0 is the calling thread.
+    unsafe { libc::sched_getscheduler(0) == libc::SCHED_OTHER }
+}
+
+/// Have the scheduler wake this thread with less haste than others, or with as much. A refusal changes nothing.
+pub(crate) fn schedule_as_batch(batch: bool) {
+    let policy = if batch { libc::SCHED_BATCH } else { libc::SCHED_OTHER };
+    let priority = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the parameter is read during the call only; 0 is the calling thread.
+    unsafe { libc::sched_setscheduler(0, policy, &raw const priority) };
+}
+
 /// The soft limit on open files.
 pub(crate) fn open_files_max() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
