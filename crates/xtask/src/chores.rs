@@ -150,9 +150,9 @@ pub fn check(root: &Path) -> bool {
     chore.end(done)
 }
 
-/// Everything that CI runs. The tests drive the release binary, named to them by `BLOCKYARD_BIN`; they themselves are
+/// Everything that CI runs; `full` adds the guest's tests on an older kernel. The tests drive the release binary, named to them by `BLOCKYARD_BIN`; they themselves are
 /// built without optimisation, so that overflow checks and debug assertions are on.
-pub fn test(root: &Path) -> bool {
+pub fn test(root: &Path, full: bool) -> bool {
     let mut chore = Chore::begin(root);
     let release =
         ["cargo", "build", "--locked", "--release", "--package", "blockyard", "--package", "blockyard-bench"];
@@ -173,7 +173,8 @@ pub fn test(root: &Path) -> bool {
         && chore.step(&tests, &[("BLOCKYARD_BIN", &binary)])
         && chore.step(&fresh, &[("BLOCKYARD_SIM_RUNS", FRESH_RUNS)])
         && chore.step(&["target/release/blockyard-bench", "instructions"], &[])
-        && guest(&mut chore, &binary, "newest");
+        && guest(&mut chore, &binary, "newest")
+        && (!full || guest(&mut chore, &binary, "older"));
     chore.end(done)
 }
 
@@ -275,14 +276,19 @@ fn fuzz_arguments(arguments: &[String]) -> Option<(Option<String>, u64)> {
 }
 
 /// Simulates with fresh seeds for `[MINUTES]`, optimised but with the debug assertions of a test build.
+///
+/// `ublk` instead runs the guest's long tests: servers killed hundreds of times.
 pub fn soak(root: &Path, arguments: &[String]) -> bool {
+    if arguments == ["ublk"] {
+        return soak_ublk(root);
+    }
     let minutes = match arguments {
         [] => Some(60),
         [minutes] => minutes.parse::<u64>().ok(),
         _ => None,
     };
     let Some(minutes) = minutes else {
-        eprintln!("soak: usage: ./x soak [MINUTES]");
+        eprintln!("soak: usage: ./x soak [MINUTES | ublk]");
         return false;
     };
     let mut chore = Chore::begin(root);
@@ -306,6 +312,16 @@ pub fn soak(root: &Path, arguments: &[String]) -> bool {
     let environment =
         [("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true"), ("CARGO_TARGET_DIR", "target/soak")];
     let done = chore.step(&soak.concat(), &environment);
+    chore.end(done)
+}
+
+fn soak_ublk(root: &Path) -> bool {
+    let mut chore = Chore::begin(root);
+    let release = ["cargo", "build", "--locked", "--release", "--package", "blockyard"];
+    let run = ["cargo", "run", "--quiet", "--locked", "--package", "blockyard-xtask", "--", "guest"];
+    let limit = ["--timeout", "14400", "--suite", "--long", "ublk"];
+    let done = chore.step(&release, &[])
+        && chore.step(&[&run[..], &limit].concat(), &[("BLOCKYARD_BIN", "target/release/blockyard")]);
     chore.end(done)
 }
 

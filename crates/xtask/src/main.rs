@@ -15,7 +15,8 @@ fn main() -> ExitCode {
     let done = match (chore.as_str(), rest.as_slice()) {
         ("tidy", []) => tidy::report(&root),
         ("check", []) => chores::check(&root),
-        ("test", []) => chores::test(&root),
+        ("test", []) => chores::test(&root, false),
+        ("test", [word]) if word == "full" => chores::test(&root, true),
         ("fuzz", rest) => chores::fuzz(&root, rest),
         ("guest", rest) => return ExitCode::from(guest::main(&root, rest)),
         ("soak", rest) => chores::soak(&root, rest),

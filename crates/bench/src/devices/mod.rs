@@ -58,6 +58,10 @@ usage: ./x bench ublk [OPTIONS]
 ";
 
 pub(crate) fn main(words: &[String]) -> ExitCode {
+    if words.iter().any(|word| word == "--help") {
+        print!("{USAGE}");
+        return ExitCode::SUCCESS;
+    }
     let options = match parse(words) {
         Ok(options) => options,
         Err(error) => {

@@ -45,7 +45,7 @@ pub struct Test {
 pub enum When {
     /// Always: a few seconds, emulated.
     Always,
-    /// In long runs only, or when named in full.
+    /// In long runs only.
     Soak,
 }
 

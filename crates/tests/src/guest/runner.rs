@@ -29,24 +29,15 @@ enum Outcome {
     Failed(String),
 }
 
-/// Whether `word` chooses the test: the beginning of its name. Long ones must be named in full.
-fn chooses(word: &str, test: &Test) -> bool {
-    match test.when {
-        When::Always => test.name.starts_with(word),
-        When::Soak => test.name == word,
-    }
+/// The tests that words choose by the beginning of their names; without words all. Those for long runs are chosen
+/// when they are asked for, and no others then.
+pub fn chosen<'a>(tests: &'a [Test], when: When, words: &[String]) -> Vec<&'a Test> {
+    let is_named =
+        |test: &Test| words.is_empty() || words.iter().any(|word| test.name.starts_with(word.as_str()));
+    tests.iter().filter(|test| test.when == when && is_named(test)).collect()
 }
 
-/// The tests that words choose; without words all that always run.
-pub fn chosen<'a>(tests: &'a [Test], words: &[String]) -> Vec<&'a Test> {
-    let is_chosen = |test: &&Test| match words {
-        [] => test.when == When::Always,
-        words => words.iter().any(|word| chooses(word, test)),
-    };
-    tests.iter().filter(is_chosen).collect()
-}
-
-/// The command line: `--list`, `--one NAME`, or the beginnings of names.
+/// The command line: `--list`, `--one NAME`, or the beginnings of names, after `--long` of long tests.
 pub fn main(tests: &[Test], words: &[String]) -> ExitCode {
     match words {
         [word] if word == "--list" => {
@@ -59,12 +50,18 @@ pub fn main(tests: &[Test], words: &[String]) -> ExitCode {
             Some(test) => one(test),
             None => usage(&format!("no such test: {name}")),
         },
-        words if words.iter().any(|word| word.starts_with('-')) => usage("no such option"),
+        words if words.iter().any(|word| word.starts_with('-') && word != "--long") => {
+            usage("no such option")
+        }
         words => {
             if !Path::new("/job").is_dir() {
                 return usage("not in a guest, and these tests take every block device that they find");
             }
-            let chosen = chosen(tests, words);
+            let (when, words) = match words {
+                [first, rest @ ..] if first == "--long" => (When::Soak, rest),
+                words => (When::Always, words),
+            };
+            let chosen = chosen(tests, when, words);
             if chosen.is_empty() {
                 return usage("no test begins so: --list names them");
             }
@@ -74,7 +71,7 @@ pub fn main(tests: &[Test], words: &[String]) -> ExitCode {
 }
 
 fn usage(why: &str) -> ExitCode {
-    eprintln!("guest: {why}\nusage: guest [--list | --one NAME | BEGINNING OF NAME...]");
+    eprintln!("guest: {why}\nusage: guest [--list | --one NAME | [--long] BEGINNING OF NAME...]");
     ExitCode::from(2)
 }
 
@@ -247,22 +244,23 @@ mod tests {
         soak("ublk/long", "", || Ok(())),
     ];
 
-    fn names_for(words: &[&str]) -> Vec<&'static str> {
+    fn names_for(when: When, words: &[&str]) -> Vec<&'static str> {
         let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
-        chosen(TABLE, &words).iter().map(|test| test.name).collect()
+        chosen(TABLE, when, &words).iter().map(|test| test.name).collect()
     }
 
     #[test]
     fn tests_are_chosen_by_the_beginning_of_their_names() {
-        assert_eq!(names_for(&[]), ["ublk/null_01", "nbd/one"]);
-        assert_eq!(names_for(&["ublk"]), ["ublk/null_01"]);
-        assert_eq!(names_for(&["null"]), [""; 0]);
+        assert_eq!(names_for(When::Always, &[]), ["ublk/null_01", "nbd/one"]);
+        assert_eq!(names_for(When::Always, &["ublk"]), ["ublk/null_01"]);
+        assert_eq!(names_for(When::Always, &["null"]), [""; 0]);
     }
 
     #[test]
-    fn long_tests_run_only_when_they_are_named() {
-        assert_eq!(names_for(&["ublk/lon"]), [""; 0]);
-        assert_eq!(names_for(&["ublk/long", "nbd"]), ["nbd/one", "ublk/long"]);
+    fn long_tests_run_only_when_they_are_asked_for() {
+        assert_eq!(names_for(When::Always, &["ublk/lon"]), [""; 0]);
+        assert_eq!(names_for(When::Soak, &["ublk/lon", "nbd"]), ["ublk/long"]);
+        assert_eq!(names_for(When::Soak, &[]), ["ublk/long"]);
     }
 
     #[test]
