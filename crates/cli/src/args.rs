@@ -47,6 +47,8 @@ pub(crate) enum Command {
     /// Set up and control loop devices, with losetup's own options and output
     #[command(disable_help_flag = true)]
     Losetup(LosetupArgs),
+    #[command(hide = true, name = "loop-device")]
+    LoopDevice { words: Vec<String> },
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -71,6 +73,7 @@ Files in the run directory:
   NAME.control  the control socket of the process that serves NAME: HTTP with JSON, and /metrics
                 (curl --unix-socket NAME.control http://localhost/devices/NAME)
   NAME.sock     the device's NBD socket, when no export is named
+  NAME.fuse     the device as a file, under its loop device
   NAME.log      what the process behind `blockyard add` had to say";
 
 const STACKS: &str = "\
@@ -99,6 +102,8 @@ Exports:
   --nbd-device[=[N][,connections=N][,timeout=TIME][,dead_conn_timeout=TIME][,block=SIZE]]
                                    /dev/nbdN of the kernel's nbd driver, or any that is free. One that a
                                    server of a device of this name left when it died is taken over.
+  --loop[=N]                       a loop device over such a file: a real block device on any kernel. Options
+                                   follow behind commas: --loop=7,partscan
   --nbd unix:PATH | tcp:HOST:PORT  may be given several times; sockets that systemd passes are served
                                    too. With neither, the device gets an NBD socket in the run
                                    directory: ublk and loop exports are not in this build. Exports of a
@@ -155,6 +160,16 @@ pub(crate) struct ServeArgs {
     /// Show it as a file: mount it on FILE, which is empty or not there yet
     #[arg(long, value_name = "FILE[,passthrough]", help_heading = "Exports")]
     pub(crate) fuse: Vec<String>,
+    /// Show it as a loop device of the kernel, with direct I/O to it: any that is free, or /dev/loopN. As root
+    #[arg(
+        long = "loop",
+        value_name = "N,partscan,passthrough",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "",
+        help_heading = "Exports"
+    )]
+    pub(crate) loop_device: Option<String>,
     #[command(flatten)]
     pub(crate) absent: Absent,
     #[command(flatten)]
@@ -171,8 +186,6 @@ pub(crate) struct Absent {
     iscsi: Option<String>,
     #[arg(long, hide = true, value_name = "PATH")]
     vhost_user: Option<String>,
-    #[arg(long = "loop", hide = true)]
-    loop_device: bool,
     #[arg(long, hide = true)]
     supervise: bool,
     #[arg(long, hide = true, value_name = "FILE")]
@@ -186,7 +199,6 @@ impl Absent {
             (self.ublk.is_some(), "--ublk"),
             (self.iscsi.is_some(), "--iscsi"),
             (self.vhost_user.is_some(), "--vhost-user"),
-            (self.loop_device, "--loop"),
             (self.supervise, "--supervise"),
             (self.table.is_some(), "--table"),
         ]
@@ -249,6 +261,9 @@ pub(crate) struct DelArgs {
     /// Remove all devices of all processes
     #[arg(long, conflicts_with = "name")]
     pub(crate) all: bool,
+    /// Also while somebody uses them, who is left with errors: what is not written yet is lost
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 #[derive(Args, Debug)]

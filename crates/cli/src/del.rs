@@ -5,12 +5,18 @@ use crate::failure::Failure;
 use crate::listing::{block_on, client_of, devices, run_dir};
 use crate::progress::shown;
 use engine::control::{ClientError, ControlClient};
+use engine::loop_device::{clear_stale, dead_files, is_left_behind};
+use engine::rundir::RunDir;
+use engine::spec::DeviceName;
 use std::process::ExitCode;
 
 pub(crate) fn del(args: &DelArgs) -> Result<ExitCode, Failure> {
     let run = run_dir("del")?;
     let targets: Vec<(ControlClient, String)> = match &args.name {
-        Some(name) => vec![(client_of(&run, "del", name)?, name.clone())],
+        Some(name) => match client_of(&run, "del", name) {
+            Ok(client) => vec![(client, name.clone())],
+            Err(missing) => return clear_left_behind(&run, name, missing),
+        },
         None => {
             let found = block_on("del", devices(&run))?.map_err(|why| Failure::new("del", "", why))?;
             found.into_iter().map(|(client, info)| (client, info.name)).collect()
@@ -20,7 +26,7 @@ pub(crate) fn del(args: &DelArgs) -> Result<ExitCode, Failure> {
     let failures = block_on("del", async {
         let mut failures = Vec::new();
         for (client, name) in &targets {
-            if let Err(why) = shown(&format!("draining {name}"), delete(client, name)).await {
+            if let Err(why) = shown(&format!("draining {name}"), delete(client, name, args.force)).await {
                 failures.push(Failure::new("del", name, why));
             }
         }
@@ -32,6 +38,23 @@ pub(crate) fn del(args: &DelArgs) -> Result<ExitCode, Failure> {
     }
 }
 
-async fn delete(client: &ControlClient, name: &str) -> Result<(), ClientError> {
-    client.delete(name).await
+async fn delete(client: &ControlClient, name: &str, by_force: bool) -> Result<(), ClientError> {
+    if by_force { client.delete_by_force(name).await } else { client.delete(name).await }
+}
+
+/// Nobody serves it: take away what a server that died left of its loop device, if anything.
+fn clear_left_behind(run: &RunDir, name: &str, missing: Failure) -> Result<ExitCode, Failure> {
+    let Ok(device) = name.parse::<DeviceName>() else { return Err(missing) };
+    let mut files = dead_files(name);
+    files.extend(Some(run.loop_file(name)).filter(|file| is_left_behind(file)));
+    files.dedup();
+    if files.is_empty() {
+        return Err(missing);
+    }
+    // While we hold its name nobody else can begin to serve it.
+    let _claim = run.claim(&device).map_err(|why| Failure::new("del", name, why))?;
+    let left = files.iter().flat_map(|file| clear_stale(file)).map(|why| {
+        Failure::new("del", name, format!("{why} (end that: the device goes with its last user)"))
+    });
+    left.reduce(Failure::and).map_or(Ok(ExitCode::SUCCESS), Err)
 }

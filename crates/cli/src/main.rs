@@ -58,7 +58,22 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Resume(args) => change::resume(&args),
         Command::Stat(args) => stat::stat(&args),
         Command::Losetup(args) => Ok(losetup::losetup(&args.words)),
+        Command::LoopDevice { words } => Ok(loop_device(&words)),
         Command::Completions { shell } => pages::completions(shell),
         Command::Man => pages::man(),
+    }
+}
+
+/// The process that the engine starts for what must not wait for itself.
+fn loop_device(words: &[String]) -> ExitCode {
+    match engine::loop_device::run_helper(words) {
+        Ok(answer) => {
+            failure::print(&answer);
+            ExitCode::SUCCESS
+        }
+        Err(refusal) => {
+            eprintln!("{}", refusal.why);
+            ExitCode::from(refusal.status)
+        }
     }
 }

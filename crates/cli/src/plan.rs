@@ -80,6 +80,9 @@ fn exports(
     for text in &args.nbd_device {
         exports.push(export(ExportKind::NbdDevice(parsed(what, text)?)));
     }
+    if let Some(text) = &args.loop_device {
+        exports.push(export(ExportKind::Loop(parsed(what, text)?)));
+    }
     if exports.is_empty() {
         exports.push(export(ExportKind::Default(options)));
     }

@@ -23,6 +23,17 @@ impl Served {
         Served { host, claims: Mutex::new(claims), emptied: Notify::new() }
     }
 
+    /// One device less, unless that was refused.
+    fn deleted(&self, name: &str) {
+        // Also after a failed flush the device is gone.
+        if Yard::device(&*self.host, name).is_none() {
+            self.claims.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+        }
+        if Yard::devices(&*self.host).is_empty() {
+            self.emptied.notify_one();
+        }
+    }
+
     /// Gives up every name.
     pub(crate) fn release(&self) {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner).clear();
@@ -49,13 +60,15 @@ impl Yard for Served {
     fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), ControlError>> {
         Box::pin(async move {
             let done = self.host.delete(name).await;
-            // Also after a failed flush the device is gone.
-            if Yard::device(&*self.host, name).is_none() {
-                self.claims.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
-            }
-            if Yard::devices(&*self.host).is_empty() {
-                self.emptied.notify_one();
-            }
+            self.deleted(name);
+            done
+        })
+    }
+
+    fn delete_by_force<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), ControlError>> {
+        Box::pin(async move {
+            let done = self.host.delete_by_force(name).await;
+            self.deleted(name);
             done
         })
     }

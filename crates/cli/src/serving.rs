@@ -216,6 +216,11 @@ impl Serving {
                 let address = host.export_fuse(device, spec)?;
                 vec![ShownAt { kind: "fuse", address }]
             }
+            ExportKind::Loop(spec) => {
+                let file = self.run.loop_file(device.name());
+                let address = host.export_loop(device, &file, spec)?;
+                vec![ShownAt { kind: "loop", address }]
+            }
             ExportKind::Default(options) => self.export_by_default(host, device, options)?,
         })
     }

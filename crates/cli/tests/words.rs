@@ -73,7 +73,6 @@ fn exports_that_are_not_there_yet_are_refused_by_name() {
         &["--ublk=3"],
         &["--iscsi", "tcp:h:1,iqn=x"],
         &["--vhost-user", "p"],
-        &["--loop"],
         &["--supervise"],
         &["--table", "f"],
     ] {
@@ -129,7 +128,7 @@ fn help_lists_every_command_and_only_what_works() {
     );
     let serve = sandbox.done(&["serve", "--help"]);
     assert_eq!(sandbox.done(&["help", "serve"]), serve);
-    for absent in ["ublk=", "--ublk", "--iscsi", "--loop", "--vhost-user", "--detached", "--table"] {
+    for absent in ["ublk=", "--ublk", "--iscsi", "--vhost-user", "--detached", "--table"] {
         assert!(!serve.contains(absent), "{absent}");
     }
     for there in ["--nbd <ADDRESS>", "--tls-certificates <DIR>", "--layer", "file:PATH", "drain and flush"] {

@@ -6,18 +6,23 @@ use crate::control::{BoxFuture, ExportInfo};
 use crate::device::{Device, DeviceConfig, DeviceError};
 use crate::fuse::{FuseError, FuseExport};
 use crate::listen::Listening;
+use crate::loop_device::{LoopError, LoopExport};
 use crate::nbd::{Listener, NameTaken, Tls, TlsError};
 use crate::nbd_device::NbdDeviceError;
 use crate::reactor::{Attach, Reactor};
-use crate::spec::{Bytes, FuseSpec, NbdAddress, TlsSpec};
+use crate::spec::{Bytes, FuseSpec, LoopSpec, NbdAddress, TlsSpec};
 use ring::{EngineInfo, RingConfig};
 use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// How long clients have to take their last replies before their connections are cut.
 const GRACE: Duration = Duration::from_secs(10);
+
+/// How often a device that is in use is tried again when the process is to end.
+const FREE_LOOK: Duration = Duration::from_millis(200);
 
 /// How a process serves.
 #[derive(Clone, Debug)]
@@ -74,9 +79,23 @@ pub enum HostError {
     /// It cannot be shown as a file, or not be taken away.
     #[error(transparent)]
     Fuse(#[from] FuseError),
+    /// It cannot be shown as a loop device, or not be taken away.
+    #[error(transparent)]
+    Loop(#[from] LoopError),
     /// The last flush failed: what was written since the one before may be lost.
     #[error("the final flush failed: writes that were not flushed before may be lost")]
     Flush,
+}
+
+impl HostError {
+    /// Whether it would go well if somebody let go of the device.
+    pub(crate) fn is_in_use(&self) -> bool {
+        matches!(
+            self,
+            HostError::Fuse(FuseError::InUse { .. })
+                | HostError::Loop(LoopError::InUse(_) | LoopError::File(FuseError::InUse { .. }))
+        )
+    }
 }
 
 /// One way in which a device is shown, from the control plane's side.
@@ -87,6 +106,11 @@ pub(crate) trait Export: Send + Sync {
     /// Offer it no longer. What clients have asked for is finished afterwards, while its queues are retired. A
     /// refusal, as of a device that is in use, leaves it offered.
     fn close<'a>(&'a self, device: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>>;
+
+    /// As [`close`](Export::close), but whoever has the device is left with errors rather than asked.
+    fn force<'a>(&'a self, device: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>> {
+        self.close(device)
+    }
 
     /// The device has another size: let whoever has it attached know. Called while it is served, after it grew and
     /// before it shrinks, so that nobody is told of blocks that are not there. Clients that learn the size only when
@@ -263,6 +287,23 @@ impl Host {
         Ok(path)
     }
 
+    /// Show a device as a loop device, over `file` in the run directory, and say which.
+    ///
+    /// # Errors
+    /// There is no loop device to be had; nothing is left behind.
+    pub fn export_loop(
+        &self,
+        device: &Arc<Device>,
+        file: &Path,
+        spec: &LoopSpec,
+    ) -> Result<String, HostError> {
+        Host::refuse_zones(device, "a loop device")?;
+        let export = LoopExport::start(self, device, file, spec)?;
+        let address = export.address();
+        self.add_export(device, Arc::new(export));
+        Ok(address)
+    }
+
     /// From here on the device is shown in this way, too.
     pub(crate) fn add_export(&self, device: &Arc<Device>, export: Arc<dyn Export>) {
         lock(&self.shown).push(Shown { device: device.clone(), export });
@@ -328,6 +369,18 @@ impl Host {
     /// [`HostError::NoDevice`]; what an export refuses, and the device stays; [`HostError::Flush`], and whatever an
     /// export could not remove, when the device is gone.
     pub async fn remove_device(&self, name: &str) -> Result<(), HostError> {
+        self.remove(name, false).await
+    }
+
+    /// The same although somebody uses it, who is left with errors.
+    ///
+    /// # Errors
+    /// As [`remove_device`](Host::remove_device).
+    pub async fn remove_device_by_force(&self, name: &str) -> Result<(), HostError> {
+        self.remove(name, true).await
+    }
+
+    async fn remove(&self, name: &str, by_force: bool) -> Result<(), HostError> {
         let (position, device) = {
             let mut devices = lock(&self.devices);
             let position = devices.iter().position(|d| d.name() == name).ok_or(HostError::NoDevice)?;
@@ -340,7 +393,8 @@ impl Host {
         }
         let exports = self.exports_of(&device);
         for export in &exports {
-            if let Err(refused) = export.close(&device).await {
+            let closed = if by_force { export.force(&device) } else { export.close(&device) };
+            if let Err(refused) = closed.await {
                 let mut devices = lock(&self.devices);
                 let position = position.min(devices.len());
                 devices.insert(position, device.clone());
@@ -357,6 +411,22 @@ impl Host {
             result = result.and(removed);
         }
         result
+    }
+
+    /// Take a device away when whoever uses it has let go of it: with it they would lose what they have not written.
+    async fn remove_when_free(&self, name: &str) -> Result<(), HostError> {
+        let mut said = false;
+        loop {
+            match self.remove_device(name).await {
+                Err(in_use) if in_use.is_in_use() => {
+                    if !std::mem::replace(&mut said, true) {
+                        tracing::warn!("{name}: {in_use}; waiting for that (a second signal ends at once)");
+                    }
+                    tokio::time::sleep(FREE_LOOK).await;
+                }
+                other => return other,
+            }
+        }
     }
 
     fn exports_of(&self, device: &Arc<Device>) -> Vec<Arc<dyn Export>> {
@@ -418,7 +488,7 @@ impl Host {
         self.shutting_down.store(true, Relaxed);
         let mut failed = Vec::new();
         for device in self.devices() {
-            if self.remove_device(device.name()).await.is_err() {
+            if self.remove_when_free(device.name()).await.is_err() {
                 failed.push(device.name().to_owned());
             }
         }

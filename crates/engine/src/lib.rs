@@ -8,6 +8,7 @@ pub mod device;
 pub mod fuse;
 pub mod host;
 pub mod listen;
+pub mod loop_device;
 pub mod nbd;
 pub mod nbd_device;
 mod reactor;

@@ -5,6 +5,7 @@
 //! NAME.control     a link to the control socket of the process that has the device NAME
 //! NAME.lock        locked by that process for as long as it lives; holds its PID
 //! NAME.sock        the device's NBD socket, when no export was asked for
+//! NAME.fuse        the device as a file, under its loop device
 //! NAME.log         what the process behind `add` had to say
 //! ```
 //!
@@ -93,6 +94,11 @@ impl RunDir {
     /// The NBD socket of a device that is exported nowhere else.
     pub fn nbd_socket(&self, name: &str) -> PathBuf {
         self.0.join(format!("{name}.sock"))
+    }
+
+    /// The file behind a device's loop device.
+    pub fn loop_file(&self, name: &str) -> PathBuf {
+        self.0.join(format!("{name}.fuse"))
     }
 
     /// The log of the process behind `add`.

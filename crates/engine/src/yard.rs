@@ -36,6 +36,10 @@ impl Yard for Host {
     fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), ControlError>> {
         Box::pin(async move { self.remove_device(name).await.map_err(refusal) })
     }
+
+    fn delete_by_force<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), ControlError>> {
+        Box::pin(async move { self.remove_device_by_force(name).await.map_err(refusal) })
+    }
 }
 
 /// What there is to say about what serves it: what its backend says, and what it was told to do by itself.

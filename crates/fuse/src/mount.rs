@@ -2,7 +2,7 @@
 
 use crate::DEVICE;
 use crate::fusermount;
-use crate::mounts::{FS_TYPE, SOURCE_PREFIX};
+use crate::mounts::{FS_TYPE, SOURCE_PREFIX, mounts};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::mount::{MountFlags, UnmountFlags};
 use std::ffi::CString;
@@ -71,6 +71,7 @@ impl Mount {
     /// # Errors
     /// [`MountError`]; nothing is left behind.
     pub fn new(path: &Path, options: &MountOptions) -> Result<(Mount, OwnedFd), MountError> {
+        clear_dead(path);
         let made = prepare(path)?;
         // The name that the mount table has: without links, so that it is found again there.
         let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
@@ -115,6 +116,21 @@ pub fn unmount(path: &Path, lazily: bool, remove_file: bool) -> io::Result<()> {
         let _ = std::fs::remove_file(path);
     }
     Ok(())
+}
+
+/// Whether a mount of ours is at `path` that nobody answers for any more.
+pub fn is_dead(path: &Path) -> bool {
+    let silent = std::fs::metadata(path).is_err_and(|why| why.raw_os_error() == Some(libc::ENOTCONN));
+    silent && mounts().is_ok_and(|all| all.iter().any(|one| one.path == path && one.device_name().is_some()))
+}
+
+/// Take away what servers that died have left at `path`.
+fn clear_dead(path: &Path) {
+    // The mount table has no links, and the last part of the name cannot be asked about.
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let (Ok(dir), Some(name)) = (dir.canonicalize(), path.file_name()) else { return };
+    let path = dir.join(name);
+    while is_dead(&path) && unmount(&path, true, false).is_ok() {}
 }
 
 /// See that there is an empty file to mount on; whether it had to be made.

@@ -34,6 +34,7 @@ pub const ROOMS: &[Room] = &[
     room("backends", &["block", "queue", "ring"]),
     room("proto", &["block"]),
     room("fuse", &[]),
+    room("loopdev", &[]),
     Room {
         name: "exports",
         may_use: &["proto", "block", "queue", "ring", "ublk"],
@@ -42,7 +43,19 @@ pub const ROOMS: &[Room] = &[
     },
     room(
         "engine",
-        &["block", "queue", "ring", "ublk", "partition", "layers", "backends", "proto", "fuse", "exports"],
+        &[
+            "block",
+            "queue",
+            "ring",
+            "ublk",
+            "partition",
+            "layers",
+            "backends",
+            "proto",
+            "fuse",
+            "loopdev",
+            "exports",
+        ],
     ),
     room("cli", &["engine"]),
     room("web", &["engine"]),

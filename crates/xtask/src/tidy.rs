@@ -19,6 +19,7 @@ const UNSAFE_ROOMS: &[(&str, &[&str])] = &[
     ("ring", &["src/"]),
     ("ublk", &["src/kernel/"]),
     ("fuse", &["src/sys.rs"]),
+    ("loopdev", &["src/sys.rs"]),
     ("backends", &["src/ram/memory.rs", "src/file/sys.rs"]),
 ];
 

@@ -100,6 +100,14 @@ impl ControlClient {
         self.ask(Method::DELETE, &format!("/devices/{name}")).await.map(|_| ())
     }
 
+    /// The same although somebody uses it.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn delete_by_force(&self, name: &str) -> Result<(), ClientError> {
+        self.ask(Method::DELETE, &format!("/devices/{name}?force")).await.map(|_| ())
+    }
+
     /// Changes a device while it is served. Takes as long as that does.
     ///
     /// # Errors

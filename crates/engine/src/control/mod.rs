@@ -6,7 +6,7 @@
 //! GET    /devices/NAME          one
 //! GET    /devices/NAME/stats    what it counted
 //! PATCH  /devices/NAME          change it while it is served: a `Change`
-//! DELETE /devices/NAME          drain, flush and remove it
+//! DELETE /devices/NAME          drain, flush and remove it; with ?force also while it is in use
 //! GET    /metrics               all of it for Prometheus
 //! ```
 //!
@@ -154,6 +154,11 @@ pub trait Yard: Send + Sync + 'static {
     ///
     /// The future ends when that is done, or with why it was not.
     fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), ControlError>>;
+
+    /// The same although somebody uses it, who is left with errors.
+    fn delete_by_force<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), ControlError>> {
+        self.delete(name)
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The server half: routes to a [`Yard`].
 
 use super::{Change, ControlError, DeviceInfo, DeviceStats, Version, Yard, metrics};
-use axum::extract::{Path, State};
+use axum::extract::{Path, RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -73,9 +73,16 @@ async fn change(
     done.map(|()| StatusCode::NO_CONTENT)
 }
 
-async fn delete(State(yard): Shared, Path(name): Path<String>) -> Result<StatusCode, ControlError> {
+async fn delete(
+    State(yard): Shared,
+    Path(name): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Result<StatusCode, ControlError> {
+    let by_force = query.as_deref() == Some("force");
     // A task of its own: once begun, it is finished even if whoever asked hangs up.
-    let task = tokio::spawn(async move { yard.delete(&name).await });
+    let task = tokio::spawn(async move {
+        if by_force { yard.delete_by_force(&name).await } else { yard.delete(&name).await }
+    });
     let done = task.await.unwrap_or_else(|why| Err(ControlError::Failed(why.to_string())));
     done.map(|()| StatusCode::NO_CONTENT)
 }

@@ -47,7 +47,7 @@ pub enum FuseError {
         why: String,
     },
     /// Somebody uses the file.
-    #[error("{} is in use{users} (end that, and delete it again)", path.display())]
+    #[error("{} is in use{users} (end that, or delete it with --force: what is not written is lost)", path.display())]
     InUse {
         /// The file.
         path: PathBuf,
@@ -75,12 +75,31 @@ pub(crate) struct FuseExport {
 impl FuseExport {
     /// Mount a device and have every reactor serve it.
     pub(crate) fn start(host: &Host, device: &Arc<Device>, spec: &FuseSpec) -> Result<FuseExport, FuseError> {
+        FuseExport::start_as(host, device, spec, false)
+    }
+
+    /// The same for a file that a block device will be made of: memory that is written back to it may be what its
+    /// threads wait for.
+    pub(crate) fn start_below(
+        host: &Host,
+        device: &Arc<Device>,
+        spec: &FuseSpec,
+    ) -> Result<FuseExport, FuseError> {
+        FuseExport::start_as(host, device, spec, true)
+    }
+
+    fn start_as(
+        host: &Host,
+        device: &Arc<Device>,
+        spec: &FuseSpec,
+        below_a_disk: bool,
+    ) -> Result<FuseExport, FuseError> {
         let backing = if spec.passthrough { Some(passed_through(device)?) } else { None };
         let options = MountOptions { name: device.name().to_owned(), read_only: device.read_only() };
         let (mount, descriptor) = Mount::new(&spec.path, &options)?;
         let shared = Arc::new(Shared::new(facts(device, spec)));
         let export = FuseExport { mount, shared, device: Mutex::new(Some(descriptor)) };
-        match export.serve(host, device, backing) {
+        match export.serve(host, device, backing, below_a_disk) {
             Ok(()) => Ok(export),
             Err(why) => {
                 let _ = export.unmount(true);
@@ -89,13 +108,19 @@ impl FuseExport {
         }
     }
 
-    fn serve(&self, host: &Host, device: &Arc<Device>, backing: Option<OwnedFd>) -> Result<(), FuseError> {
+    fn serve(
+        &self,
+        host: &Host,
+        device: &Arc<Device>,
+        backing: Option<OwnedFd>,
+        below_a_disk: bool,
+    ) -> Result<(), FuseError> {
         let held = self.device.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(descriptor) = held.as_ref() else { return Ok(()) };
         let failed = |source| FuseError::Descriptor { path: self.mount.path().to_owned(), source };
         for number in 0..host.reactors().len() {
             let clone = fuse::clone_descriptor(descriptor).map_err(failed)?;
-            host.attach_to(number, device.clone(), adoption(clone, self.shared.clone()));
+            host.attach_to(number, device.clone(), adoption(clone, self.shared.clone(), below_a_disk));
         }
         let Some(backing) = backing else { return Ok(()) };
         let refused = |why: String| FuseError::Passthrough { why };
@@ -153,6 +178,10 @@ impl Export for FuseExport {
         Box::pin(async { Ok(self.unmount(false)?) })
     }
 
+    fn force<'a>(&'a self, _device: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>> {
+        Box::pin(async { Ok(self.unmount(true)?) })
+    }
+
     fn resized(&self, size: Bytes) -> BoxFuture<'_, Result<(), HostError>> {
         self.shared.resized(size.0);
         if let Some(device) = self.device.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
@@ -165,8 +194,11 @@ impl Export for FuseExport {
     }
 }
 
-fn adoption(descriptor: OwnedFd, shared: Arc<Shared>) -> Attach {
+fn adoption(descriptor: OwnedFd, shared: Arc<Shared>, below_a_disk: bool) -> Attach {
     Box::new(move |lane, fronts, turn| {
+        if below_a_disk && let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
+            tracing::info!(%error, "under pressure for memory a thread may wait for itself");
+        }
         let front = &mut fronts.fuse;
         if !front.has_lane(lane.queue) {
             front.open_lane(lane.queue, lane.depth, lane.facts.lends);

@@ -15,7 +15,7 @@
 //! [[export]]
 //! device = "disk"
 //! nbd = "unix:/run/disk.sock"
-//! name = "backup"                      # else the device's; instead of nbd: fuse = "FILE", nbd-device = 3
+//! name = "backup"                      # else the device's; instead of nbd: fuse = "FILE", loop = true, nbd-device = 3
 //! ```
 //!
 //! *Invariant:* names are unique, exports name devices that exist, and two exports that share an
@@ -25,7 +25,7 @@ mod check;
 mod read;
 
 use crate::spec::{
-    DeviceName, FuseSpec, LayerSpec, NbdAddress, NbdDeviceSpec, SpecError, StackSpec, TlsSpec,
+    DeviceName, FuseSpec, LayerSpec, LoopSpec, NbdAddress, NbdDeviceSpec, SpecError, StackSpec, TlsSpec,
 };
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -115,6 +115,8 @@ pub enum ExportKind {
     Fuse(FuseSpec),
     /// As a device of the kernel's nbd driver.
     NbdDevice(NbdDeviceSpec),
+    /// As a loop device.
+    Loop(LoopSpec),
 }
 
 /// How NBD clients see a device, wherever that is.

@@ -1,7 +1,7 @@
 //! From TOML to a topology. Every problem is kept, and reading goes on.
 
 use super::{DEPTH_MAX, DeviceSpec, ExportKind, ExportSpec, NbdOptions, Problem, QUEUES_MAX, Topology};
-use crate::spec::{DeviceName, FuseSpec, NbdAddress, NbdDeviceSpec, TlsMode, TlsSpec};
+use crate::spec::{DeviceName, FuseSpec, LoopSpec, NbdAddress, NbdDeviceSpec, TlsMode, TlsSpec};
 use std::fmt::Display;
 use std::path::Path;
 use std::str::FromStr;
@@ -11,7 +11,7 @@ use toml::de::{DeTable, DeValue};
 const TOP_KEYS: &[&str] = &["device", "export", "poll", "queues", "ring"];
 const DEVICE_KEYS: &[&str] = &["stack", "layers", "limits", "depth"];
 const EXPORT_KEYS: &[&str] =
-    &["device", "fuse", "nbd", "nbd-device", "name", "tls", "tls-certificates", "tls-verify-peer"];
+    &["device", "fuse", "loop", "nbd", "nbd-device", "name", "tls", "tls-certificates", "tls-verify-peer"];
 
 pub(super) fn topology(text: &str, base: &Path) -> (Topology, Vec<Problem>) {
     let mut reader = Reader { text, base, problems: Vec::new() };
@@ -191,16 +191,18 @@ impl Reader<'_> {
         let options = NbdOptions { name: name.unwrap_or_else(|| device.to_string()), tls: tls.ok()? };
         let fuse: Option<FuseSpec> = self.parsed(at, "fuse");
         let nbd_device = self.nbd_device(at);
-        let ways = ["nbd", "fuse", "nbd-device"].map(|key| at.table.contains_key(key));
+        let loop_device = self.loop_device(at);
+        let ways = ["nbd", "fuse", "loop", "nbd-device"].map(|key| at.table.contains_key(key));
         if ways.into_iter().filter(|given| *given).count() > 1 {
             let why = "it is shown in two ways (write an [[export]] for each)";
             self.problems.push(Problem::new(line, path, why));
         }
-        let kind = match (address, fuse, nbd_device) {
-            (Some(address), _, _) => ExportKind::Nbd { address, options },
-            (_, Some(spec), _) => ExportKind::Fuse(spec.rooted(self.base)),
-            (_, _, Some(spec)) => ExportKind::NbdDevice(spec),
-            (None, None, None) => ExportKind::Default(options),
+        let kind = match (address, fuse, nbd_device, loop_device) {
+            (Some(address), ..) => ExportKind::Nbd { address, options },
+            (_, Some(spec), ..) => ExportKind::Fuse(spec.rooted(self.base)),
+            (_, _, Some(spec), _) => ExportKind::NbdDevice(spec),
+            (_, _, _, Some(spec)) => ExportKind::Loop(spec),
+            _ => ExportKind::Default(options),
         };
         Some(ExportSpec { device, kind, line })
     }
@@ -223,6 +225,14 @@ impl Reader<'_> {
 
     fn parse_text<T: FromStr<Err: Display>>(&mut self, text: &str, offset: usize, key: &str) -> Option<T> {
         text.parse().map_err(|why| self.problem(offset, key, why)).ok()
+    }
+
+    /// `loop = true`, or what `--loop=` takes.
+    fn loop_device(&mut self, at: At<'_>) -> Option<LoopSpec> {
+        match at.table.get("loop")?.get_ref().as_bool() {
+            Some(wanted) => wanted.then(LoopSpec::default),
+            None => self.parsed(at, "loop"),
+        }
     }
 
     fn known_keys(&mut self, at: At<'_>, known: &[&str]) {

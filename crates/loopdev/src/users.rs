@@ -1,0 +1,132 @@
+//! Who uses a block device: mounts, swap areas, devices stacked on it, processes that have it open.
+
+use std::path::{Path, PathBuf};
+
+/// One user of a device or of one of its partitions.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum User {
+    /// A file system on it is mounted here.
+    Mount(PathBuf),
+    /// The kernel swaps to it.
+    Swap(String),
+    /// Another block device is made of it.
+    Holder(String),
+    /// A process has it open.
+    Process {
+        /// Which.
+        pid: u32,
+        /// Its command's name.
+        name: String,
+    },
+}
+
+impl std::fmt::Display for User {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            User::Mount(path) => write!(f, "the file system on {} (umount {0})", path.display()),
+            User::Swap(device) => write!(f, "swap (swapoff {device})"),
+            User::Holder(device) => write!(f, "{device} above it"),
+            User::Process { pid, name } => write!(f, "{name} (pid {pid})"),
+        }
+    }
+}
+
+/// Users as the end of a sentence: `: A; B`.
+pub(crate) fn listed(users: &[User]) -> String {
+    let all: Vec<String> = users.iter().map(User::to_string).collect();
+    if all.is_empty() { String::new() } else { format!(" by {}", all.join(" and ")) }
+}
+
+/// Who uses loop device `number`, as far as this process may see it.
+pub fn users(number: u32) -> Vec<User> {
+    let disk = format!("loop{number}");
+    let parts: Vec<String> = std::iter::once(disk.clone()).chain(partitions(&disk)).collect();
+    let numbers: Vec<String> = parts.iter().filter_map(|part| device_number(part)).collect();
+    let mut users = mounts(&numbers);
+    users.extend(swaps(&parts));
+    for part in &parts {
+        let holders =
+            std::fs::read_dir(format!("/sys/class/block/{part}/holders")).into_iter().flatten().flatten();
+        users.extend(holders.map(|entry| User::Holder(entry.file_name().to_string_lossy().into_owned())));
+    }
+    users.extend(processes(&parts));
+    users
+}
+
+fn partitions(disk: &str) -> Vec<String> {
+    let entries = std::fs::read_dir(format!("/sys/block/{disk}")).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter(|name| name.starts_with(&format!("{disk}p"))).collect()
+}
+
+/// `major:minor`.
+fn device_number(name: &str) -> Option<String> {
+    Some(std::fs::read_to_string(format!("/sys/class/block/{name}/dev")).ok()?.trim().to_owned())
+}
+
+/// Mounts in every mount namespace that shows in `/proc`; each place once.
+fn mounts(numbers: &[String]) -> Vec<User> {
+    let mut found: Vec<User> = Vec::new();
+    let mut seen = std::collections::HashSet::new();
+    for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let of_process = process.path();
+        let Ok(namespace) = std::fs::read_link(of_process.join("ns/mnt")) else { continue };
+        if !seen.insert(namespace) {
+            continue;
+        }
+        let text = std::fs::read(of_process.join("mountinfo")).unwrap_or_default();
+        for place in mounted_from(&text, numbers) {
+            let user = User::Mount(place);
+            if !found.contains(&user) {
+                found.push(user);
+            }
+        }
+    }
+    found
+}
+
+/// The places in a `mountinfo` at which one of these devices is mounted. btrfs shows a number of its own there, so
+/// the source is looked at, too.
+fn mounted_from(text: &[u8], numbers: &[String]) -> Vec<PathBuf> {
+    let text = String::from_utf8_lossy(text);
+    let names: Vec<String> = numbers.iter().filter_map(|number| name_of(number)).collect();
+    text.lines()
+        .filter_map(|line| {
+            let words: Vec<&str> = line.split(' ').collect();
+            let dash = words.iter().position(|word| *word == "-")?;
+            let source = words.get(dash + 2)?;
+            let is_it = numbers.iter().any(|number| words.get(2) == Some(&number.as_str()))
+                || names.iter().any(|name| source.strip_prefix("/dev/") == Some(name));
+            is_it.then(|| PathBuf::from(words[4].replace("\\040", " ")))
+        })
+        .collect()
+}
+
+fn name_of(number: &str) -> Option<String> {
+    let link = std::fs::read_link(format!("/sys/dev/block/{number}")).ok()?;
+    Some(link.file_name()?.to_string_lossy().into_owned())
+}
+
+fn swaps(parts: &[String]) -> Vec<User> {
+    let text = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let devices = text.lines().skip(1).filter_map(|line| line.split_whitespace().next());
+    let ours = devices.filter(|device| parts.iter().any(|part| device.strip_prefix("/dev/") == Some(part)));
+    ours.map(|device| User::Swap(device.to_owned())).collect()
+}
+
+fn processes(parts: &[String]) -> Vec<User> {
+    let mut users = Vec::new();
+    for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let descriptors = std::fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();
+        let mut targets = descriptors.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+        let is_ours = |target: PathBuf| {
+            target.strip_prefix("/dev").is_ok_and(|name| parts.iter().any(|part| name == Path::new(part)))
+        };
+        if targets.any(is_ours) {
+            let name = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+            users.push(User::Process { pid, name: name.trim_end().to_owned() });
+        }
+    }
+    users
+}
