@@ -20,6 +20,7 @@
 
 mod failing;
 mod file;
+pub mod nbd;
 mod null;
 mod pieces;
 mod ram;

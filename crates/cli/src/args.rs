@@ -86,9 +86,17 @@ Stacks:
         [,zone_append_max_sectors=N][,zone_full][,zone_readonly=SECTOR[+SECTOR...]][,zone_offline=...]]
   zero:[SIZE]
   error:[SIZE]
+  nbd:URI[,timeout=TIME][,reconnect=TIME][,ro]
 
   A SIZE is in bytes or has a binary suffix K M G T; a TIME has ns, us, ms or s. A comma within a path is
   written twice. What has no SIZE has 250G.
+
+  An nbd: URI is nbd+unix:///EXPORT?socket=PATH or nbd://HOST[:PORT]/EXPORT; nbds+unix and nbds with TLS, for
+  which it has a parameter tls-certificates=DIR (ca-cert.pem; client-cert.pem and client-key.pem if the server wants
+  them) and may have tls-hostname=NAME. A server that leaves requests unanswered and says nothing for the
+  timeout (30s; 0: never) is given up. What was not answered on a connection that was lost is sent again on
+  the next one; requests wait for that as long as reconnect says (30s; 0: they fail at once) and then fail,
+  until the server is back.
 
 Layers:
   split,LIMIT=VALUE[,...]          cuts requests to queue limits, under the kernel's names

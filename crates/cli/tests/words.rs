@@ -24,8 +24,8 @@ fn a_stack_that_cannot_be_says_why_and_what_to_write() {
                  share, part, autosize, autoclear, partscan; a comma within a path is written twice)",
             ),
             (
-                "nbd:nbd://host",
-                "nbd: is not in this build (there are file:PATH, ram:SIZE, null:SIZE, zero:SIZE, error:SIZE)",
+                "rbd:pool/disk",
+                "rbd: is not in this build (there are file:PATH, ram:SIZE, null:SIZE, zero:SIZE, error:SIZE, nbd:URI)",
             ),
         ] {
             let expected = format!("blockyard: {command} failed: {stack}: {why}\n");

@@ -3,6 +3,8 @@
 //! The shared parts of the tree are made once, here, on the control plane; every reactor that serves the
 //! device gets nodes of its own from [`Device::mount`].
 
+use crate::dial::DialError;
+use crate::reactor::Nudge;
 use crate::spec::{DeviceName, LayerSpec, StackSpec};
 pub use crate::tree::PartError;
 use crate::tree::{self, Tree};
@@ -47,6 +49,9 @@ pub enum DeviceError {
     /// The null device.
     #[error(transparent)]
     Null(#[from] NullError),
+    /// The server.
+    #[error(transparent)]
+    Nbd(#[from] DialError),
     /// The completion time.
     #[error(transparent)]
     Completion(#[from] CompletionError),
@@ -227,14 +232,25 @@ impl Device {
         self.form().tree.describe()
     }
 
+    /// Whether it has one hardware queue, whoever uses it.
+    pub(crate) fn is_single(&self) -> bool {
+        self.form().tree.is_single()
+    }
+
     /// Requests in flight on each hardware queue at most.
     pub fn depth(&self) -> u16 {
         self.depth
     }
 
     /// Make the nodes of a queue on the thread that owns `ring`.
-    pub(crate) fn mount(&self, ring: &mut KernelRing, depth: u16) -> Result<Mounted, DeviceError> {
-        self.form().tree.mount(ring, depth)
+    /// `nudge` wakes that queue.
+    pub(crate) fn mount(
+        &self,
+        ring: &mut KernelRing,
+        depth: u16,
+        nudge: Nudge,
+    ) -> Result<Mounted, DeviceError> {
+        self.form().tree.mount(ring, depth, nudge)
     }
 
     pub(crate) fn add_lane(&self, reactor: usize, stats: Arc<QueueStats>) -> Arc<Lane> {

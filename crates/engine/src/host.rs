@@ -341,8 +341,9 @@ impl Host {
         self.exports_of(device).iter().map(|export| export.info(device)).collect()
     }
 
-    /// Hand a client of a device to a certain reactor.
+    /// Hand a client of a device to a certain reactor; of a device of one queue, to the one that has it.
     pub(crate) fn attach_to(&self, number: usize, device: Arc<Device>, attach: Attach) {
+        let number = if device.is_single() { device.number() % self.reactors.len() } else { number };
         self.reactors[number].attach(device, attach);
     }
 
@@ -354,7 +355,7 @@ impl Host {
 
     /// Hand something of a device to one reactor.
     pub(crate) fn attach_on(&self, reactor: usize, device: Arc<Device>, attach: Attach) {
-        self.reactors[reactor].attach(device, attach);
+        self.attach_to(reactor, device, attach);
     }
 
     /// The process is about to end: what cannot be taken away is left to the next.

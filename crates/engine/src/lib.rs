@@ -5,6 +5,7 @@
 pub mod change;
 pub mod control;
 pub mod device;
+mod dial;
 pub mod fuse;
 pub mod host;
 pub mod listen;

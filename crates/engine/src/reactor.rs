@@ -45,6 +45,9 @@ pub(crate) struct Lane {
 /// Gives a front-end of a reactor something to serve. It runs on the reactor's thread, between turns.
 pub(crate) type Attach = Box<dyn FnOnce(&Lane, &mut Fronts, &mut Turn<'_>) + Send>;
 
+/// Lets the nodes of one queue look at what was brought to them. May be called on any thread, at any time.
+pub(crate) type Nudge = Arc<dyn Fn() + Send + Sync>;
+
 enum Mail {
     /// Serve a device to a new client, through a queue that is made if it is not there.
     Attach(Arc<Device>, Attach),
@@ -57,6 +60,8 @@ enum Mail {
     Abort(Arc<Device>),
     /// A step of a live change of the device.
     Step(Arc<Device>, Step),
+    /// Let the nodes of a queue look at what was brought to them.
+    Nudge(QueueId),
     Stop,
 }
 
@@ -72,6 +77,7 @@ impl Reactor {
     /// Start the thread and wait until its ring is up.
     pub(crate) fn start(number: usize, config: RingConfig) -> io::Result<Reactor> {
         let (mail, inbox) = channel();
+        let own = mail.clone();
         let (ready, is_ready) = channel();
         let thread =
             std::thread::Builder::new().name(format!("reactor-{number}")).spawn(
@@ -79,7 +85,7 @@ impl Reactor {
                     Ok(ring) => {
                         let told = ready.send(Ok((ring.waker(), ring.engine().clone())));
                         if told.is_ok() {
-                            State::new(number, ring, inbox).run();
+                            State::new(number, ring, own, inbox).run();
                         }
                     }
                     Err(error) => drop(ready.send(Err(error))),
@@ -174,6 +180,8 @@ struct State {
     ring: KernelRing,
     queues: Queues<KernelRing>,
     fronts: Fronts,
+    /// What nudges are sent with.
+    mail: Sender<Mail>,
     inbox: Receiver<Mail>,
     hosted: Vec<Hosted>,
     retirements: Vec<Retirement>,
@@ -182,12 +190,13 @@ struct State {
 }
 
 impl State {
-    fn new(number: usize, ring: KernelRing, inbox: Receiver<Mail>) -> State {
+    fn new(number: usize, ring: KernelRing, mail: Sender<Mail>, inbox: Receiver<Mail>) -> State {
         State {
             number,
             ring,
             queues: Queues::default(),
             fronts: Fronts::default(),
+            mail,
             inbox,
             hosted: Vec::new(),
             retirements: Vec::new(),
@@ -213,9 +222,15 @@ impl State {
                         self.queues.touch(queue).complete(cookie, result, &mut self.ring);
                     }
                     Event::Woken => has_mail = true,
-                    event => {
-                        self.fronts.event(event, &mut Turn { ring: &mut self.ring, queues: &mut self.queues })
-                    }
+                    event => match event.to_node() {
+                        Some((owner, event)) => {
+                            self.queues.touch(owner.queue).node_event(owner.node, event, &mut self.ring);
+                        }
+                        None => {
+                            let turn = &mut Turn { ring: &mut self.ring, queues: &mut self.queues };
+                            self.fronts.event(event, turn);
+                        }
+                    },
                 }
             }
             if has_mail {
@@ -274,6 +289,7 @@ impl State {
                     self.fronts.close_lane(hosted.lane.queue, true, turn);
                 }
             }
+            Mail::Nudge(queue) => self.queues.nudge(queue),
             Mail::Stop => self.stopping = true,
         }
     }
@@ -300,12 +316,23 @@ impl State {
         }
     }
 
+    pub(super) fn nudge(&self, queue: QueueId) -> Nudge {
+        let (mail, waker) = (self.mail.clone(), self.ring.waker());
+        Arc::new(move || {
+            // A reactor that is gone has no such queue.
+            if mail.send(Mail::Nudge(queue)).is_ok() {
+                waker.wake();
+            }
+        })
+    }
+
     /// Make a hardware queue for the device on this thread: its place among those hosted. `tags`: so many are left
     /// to one front-end, whose queue it is alone; one more is for the final flush.
     fn host(&mut self, device: &Arc<Device>, tags: Option<u16>) -> Result<usize, DeviceError> {
         let id = self.queues.vacant();
+        let nudge = self.nudge(id);
         let depth = tags.map_or(device.depth(), |tags| tags + 1);
-        let Mounted { stack, facts, held } = device.mount(&mut self.ring, depth)?;
+        let Mounted { stack, facts, held } = device.mount(&mut self.ring, depth, nudge)?;
         let config = QueueConfig { id, depth, segments_per_tag: SEGMENTS_PER_TAG, timeout_ns: None };
         let mut queue = Queue::new(config, stack)?;
         queue.leave_tags(tags.unwrap_or(0));
@@ -345,6 +372,8 @@ impl State {
                         queue.submit(tag, SELF, Request::flush(), &mut self.ring);
                     }
                 }
+                // Asked again whenever something has come of what its nodes let go of.
+                Retiring::Flushed(_) if !self.queues.get_mut(id).close(&mut self.ring) => {}
                 Retiring::Flushed(well) => {
                     self.drop_hosted(position, well);
                     continue;

@@ -5,6 +5,7 @@
 pub mod guest;
 pub mod peer;
 pub mod raw;
+pub mod remote;
 pub mod server;
 pub mod simulation;
 pub mod tools;

@@ -112,6 +112,11 @@ impl Sandbox {
         Sandbox { dir, engine }
     }
 
+    /// How what is served here talks to the kernel.
+    pub fn engine(&self) -> Engine {
+        self.engine
+    }
+
     /// A path in it.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)

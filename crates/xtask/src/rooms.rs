@@ -31,8 +31,8 @@ pub const ROOMS: &[Room] = &[
     room("partition", &["block"]),
     room("sim", &["block", "queue"]),
     room("layers", &["block", "queue"]),
-    room("backends", &["block", "queue", "ring"]),
     room("proto", &["block"]),
+    room("backends", &["block", "queue", "ring", "proto"]),
     room("fuse", &[]),
     room("loopdev", &[]),
     Room {

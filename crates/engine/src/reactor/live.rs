@@ -84,15 +84,18 @@ impl State {
         }
     }
 
-    /// Tell those who wait for devices to be drained of those that are.
+    /// Tell those who wait for devices to be drained of those that are, and whose nodes hold nothing of the ring.
     pub(super) fn tell_drained(&mut self) {
         if self.live.draining.is_empty() {
             return;
         }
-        let (hosted, queues) = (&self.hosted, &mut self.queues);
+        let (hosted, queues, ring) = (&self.hosted, &mut self.queues, &mut self.ring);
         let mut is_drained = |device: &Arc<Device>| {
             let mut of_it = hosted.iter().filter(|hosted| Arc::ptr_eq(&hosted.device, device));
-            of_it.all(|hosted| queues.get_mut(hosted.lane.queue).is_drained())
+            of_it.all(|hosted| {
+                let queue = queues.get_mut(hosted.lane.queue);
+                queue.is_drained() && queue.close(ring)
+            })
         };
         for (_, drained) in self.live.draining.extract_if(.., |(device, _)| is_drained(device)) {
             // Who does not wait any more has given the change up.
@@ -101,8 +104,10 @@ impl State {
     }
 
     fn swap(&mut self, position: usize) -> Result<(), DeviceError> {
+        let nudge = self.nudge(self.hosted[position].lane.queue);
         let hosted = &mut self.hosted[position];
-        let Mounted { stack, facts, held } = hosted.device.mount(&mut self.ring, hosted.lane.depth)?;
+        let (depth, nudge) = (hosted.lane.depth, nudge);
+        let Mounted { stack, facts, held } = hosted.device.mount(&mut self.ring, depth, nudge)?;
         match self.queues.get_mut(hosted.lane.queue).replace(stack) {
             Ok(stack) => {
                 let held = std::mem::replace(&mut hosted.held, held);

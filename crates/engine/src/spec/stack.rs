@@ -3,7 +3,7 @@
 use super::items::{Escaped, Options, split};
 use super::layer::parse_selector;
 use super::null::{self, NullSpec};
-use super::{DeviceName, SpecError};
+use super::{DeviceName, NbdSpec, SpecError};
 use block::Bytes;
 use partition::Selector;
 use serde::{Deserialize, Serialize};
@@ -27,6 +27,8 @@ pub enum StackSpec {
     Zero(Bytes),
     /// Everything fails. The size.
     Error(Bytes),
+    /// An export of an NBD server.
+    Nbd(NbdSpec),
 }
 
 /// How a file is opened.
@@ -81,7 +83,7 @@ pub struct RamSpec {
 }
 
 const DIRECT: [(&str, Direct); 3] = [("auto", Direct::Auto), ("on", Direct::On), ("off", Direct::Off)];
-const KINDS: &str = "there are file:PATH, ram:SIZE, null:SIZE, zero:SIZE, error:SIZE";
+const KINDS: &str = "there are file:PATH, ram:SIZE, null:SIZE, zero:SIZE, error:SIZE, nbd:URI";
 
 impl FromStr for StackSpec {
     type Err = SpecError;
@@ -103,7 +105,8 @@ impl FromStr for StackSpec {
             "null" => null::parse(what, items).map(StackSpec::Null),
             "zero" => parse_bare("zero", what, items).map(StackSpec::Zero),
             "error" => parse_bare("error", what, items).map(StackSpec::Error),
-            "nbd" | "rbd" => Err(SpecError::new(format!("{kind}: is not in this build"), KINDS)),
+            "nbd" => NbdSpec::parse(what, items).map(StackSpec::Nbd),
+            "rbd" => Err(SpecError::new(format!("{kind}: is not in this build"), KINDS)),
             _ => Err(SpecError::new(format!("there is no backend \"{kind}\""), KINDS)),
         }
     }
@@ -217,12 +220,16 @@ impl StackSpec {
             StackSpec::Null(_) => "null",
             StackSpec::Zero(_) => "zero",
             StackSpec::Error(_) => "error",
+            StackSpec::Nbd(_) => "nbd",
         }
     }
 
     /// The name of a device that is not given one: the file's without its last extension, with the number of
     /// a partition, or the kind.
     pub fn derived_name(&self) -> DeviceName {
+        if let StackSpec::Nbd(nbd) = self {
+            return nbd.derived_name();
+        }
         let mut stem = match self {
             StackSpec::File(file) => file.path.file_stem().map(|stem| stem.to_string_lossy()),
             _ => None,
@@ -239,8 +246,10 @@ impl StackSpec {
     /// A relative path is taken from `base` on.
     #[must_use]
     pub fn rooted(mut self, base: &Path) -> StackSpec {
-        if let StackSpec::File(file) = &mut self {
-            file.path = base.join(&file.path);
+        match &mut self {
+            StackSpec::File(file) => file.path = base.join(&file.path),
+            StackSpec::Nbd(nbd) => nbd.rooted(base),
+            _ => {}
         }
         self
     }
@@ -257,6 +266,7 @@ impl fmt::Display for StackSpec {
             StackSpec::Null(null) => write!(f, "{null}"),
             StackSpec::Zero(size) => write!(f, "zero:{size}"),
             StackSpec::Error(size) => write!(f, "error:{size}"),
+            StackSpec::Nbd(nbd) => write!(f, "{nbd}"),
         }
     }
 }

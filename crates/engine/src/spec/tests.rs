@@ -2,6 +2,7 @@ use super::*;
 use backends::ZonedSpec;
 use block::{Bytes, Sectors};
 use proptest::prelude::*;
+use proto::nbd::Uri;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -61,7 +62,10 @@ fn a_completion_time_asks_for_the_timer() {
 fn what_is_refused_says_what_to_write() {
     for (text, expected) in [
         ("disk.img", "\"disk.img\" has no kind (for a file write file:disk.img)"),
-        ("nbd:nbd://host/x", "nbd: is not in this build"),
+        ("rbd:pool/x", "rbd: is not in this build"),
+        ("nbd:host", "is not an NBD URI"),
+        ("nbd:nbd://host/x,timeout=5", "is not a time"),
+        ("nbd:nbd://me@host/x", "a user is for keys"),
         ("rbd:pool/image", "rbd: is not in this build"),
         ("tape:x", "there is no backend \"tape\" (there are file:PATH"),
         ("file:", "file: has no path (write file:PATH)"),
@@ -237,6 +241,36 @@ fn any_file() -> impl Strategy<Value = StackSpec> {
     )
 }
 
+fn any_nbd() -> impl Strategy<Value = StackSpec> {
+    let uri = prop_oneof![
+        ("[a-z.]{1,9}", any::<u16>(), "[a-z, /]{0,9}")
+            .prop_map(|(host, port, name)| Uri::tcp(host, port, name)),
+        ("/[a-z, ]{1,9}", "[a-z, /]{0,9}").prop_map(|(socket, name)| Uri::unix(socket, name)),
+    ];
+    (uri, any::<bool>(), any::<u32>(), any::<u32>(), any::<bool>()).prop_map(
+        |(uri, tls, timeout, reconnect, ro)| {
+            let time = |nanos: u32| Duration::from_nanos(nanos.into());
+            let timeout = Some(time(timeout)).filter(|time| !time.is_zero());
+            StackSpec::Nbd(NbdSpec { uri: Uri { tls, ..uri }, timeout, reconnect: time(reconnect), ro })
+        },
+    )
+}
+
+#[test]
+fn an_export_of_a_server_has_times() {
+    let StackSpec::Nbd(nbd) = stack("nbd:nbd+unix:///a?socket=/s").unwrap() else { panic!() };
+    assert_eq!(
+        (nbd.timeout, nbd.reconnect, nbd.ro),
+        (Some(NBD_TIMEOUT_DEFAULT), NBD_RECONNECT_DEFAULT, false)
+    );
+    let StackSpec::Nbd(nbd) = stack("nbd:nbds://h/a,timeout=0,reconnect=5ms,ro").unwrap() else { panic!() };
+    assert_eq!((nbd.timeout, nbd.reconnect, nbd.ro), (None, Duration::from_millis(5), true));
+    assert!(nbd.uri.tls);
+    let rooted = stack("nbd:nbd+unix:///a?socket=s.sock").unwrap().rooted(Path::new("/etc/yard"));
+    assert_eq!(rooted.to_string(), "nbd:nbd+unix:///a?socket=/etc/yard/s.sock");
+    assert_eq!(rooted.derived_name().as_str(), "a");
+}
+
 fn any_null() -> impl Strategy<Value = StackSpec> {
     let irqmode = prop_oneof![Just(IrqMode::None), Just(IrqMode::Softirq), Just(IrqMode::Timer)];
     (1u64..1 << 40, irqmode, any::<u32>(), any::<bool>()).prop_map(|(size, irqmode, nanos, memory_backed)| {
@@ -284,6 +318,7 @@ fn any_stack() -> impl Strategy<Value = StackSpec> {
         any_null(),
         any_zoned(),
         ram,
+        any_nbd(),
         size().prop_map(StackSpec::Zero),
         size().prop_map(StackSpec::Error)
     ]

@@ -19,6 +19,7 @@ pub(crate) use build::open;
 pub use part::PartError;
 
 use crate::device::DeviceError;
+use crate::reactor::Nudge;
 use backends::{Fact, File, OpenError};
 use block::{LimitsError, Profile, Region};
 use exports::nbd::DeviceFacts;
@@ -39,10 +40,11 @@ pub(crate) struct Mounted {
 }
 
 /// What a ring holds for a device, to be let go with it.
-#[derive(Default)]
 pub(crate) struct Held {
     files: Vec<FileId>,
     regions: Vec<Region>,
+    /// Wakes the queue, for what is brought to its nodes from other threads.
+    nudge: Nudge,
 }
 
 impl Held {
@@ -143,6 +145,14 @@ impl Tree {
         }
     }
 
+    /// Whether there can be one queue only, for the sake of a backend.
+    pub(crate) fn is_single(&self) -> bool {
+        match &self.element {
+            Element::Backend(source) => matches!(&**source, Source::Nbd(remote) if remote.nbd.is_single()),
+            Element::Layer(_, below) => below.iter().any(Tree::is_single),
+        }
+    }
+
     /// Put what was written to its files onto stable storage.
     ///
     /// # Errors
@@ -192,8 +202,14 @@ impl Tree {
 
     /// Make the nodes of a queue of that depth on the thread that owns `ring`. When that fails the ring holds
     /// nothing more than before.
-    pub(crate) fn mount(&self, ring: &mut KernelRing, depth: u16) -> Result<Mounted, DeviceError> {
-        let (mut stack, mut held) = (Stack::default(), Held::default());
+    pub(crate) fn mount(
+        &self,
+        ring: &mut KernelRing,
+        depth: u16,
+        nudge: Nudge,
+    ) -> Result<Mounted, DeviceError> {
+        let mut stack = Stack::default();
+        let mut held = Held { files: Vec::new(), regions: Vec::new(), nudge };
         if let Err(error) = self.mount_at(NodeId::TOP, ring, depth, &mut stack, &mut held) {
             held.release(ring);
             return Err(error);

@@ -10,6 +10,7 @@ use block::{Bytes, Data, Op, Request, Segment, Status};
 use queue::{Owner, Queue, QueueConfig, QueueId, Ring};
 use ring::{Choice, Event, KernelRing, RingConfig, Wait};
 use std::io;
+use std::sync::Arc;
 
 /// Requests are cut to that, in bytes.
 const PIECE_LEN: usize = 1 << 20;
@@ -37,7 +38,9 @@ impl Scratch {
             ..RingConfig::default()
         };
         let mut ring = KernelRing::new(config)?;
-        let Mounted { stack, held, .. } = tree.mount(&mut ring, 1)?;
+        let waker = ring.waker();
+        let nudge = Arc::new(move || waker.wake());
+        let Mounted { stack, held, .. } = tree.mount(&mut ring, 1, nudge)?;
         let config = QueueConfig { id: QueueId(0), depth: 1, segments_per_tag: 1, timeout_ns: None };
         let queue = Queue::new(config, stack)?;
         let memory =
@@ -78,20 +81,30 @@ impl Scratch {
                     status => Err(io::Error::from_raw_os_error(status.errno())),
                 };
             }
-            let wait = if self.queue.has_parked() { Wait::No } else { Wait::UntilEvent };
-            self.ring.turn(wait)?;
-            self.ring.look_at_clock();
-            while let Some(event) = self.ring.next_event() {
-                if let Event::Io { cookie, result, .. } = event {
-                    self.queue.complete(cookie, result, &mut self.ring);
-                }
+            self.wait()?;
+        }
+    }
+
+    /// Wait for something to happen, and hand it to the queue.
+    fn wait(&mut self) -> io::Result<()> {
+        let wait = if self.queue.has_parked() { Wait::No } else { Wait::UntilEvent };
+        self.ring.turn(wait)?;
+        self.ring.look_at_clock();
+        while let Some(event) = self.ring.next_event() {
+            if let Event::Io { cookie, result, .. } = event {
+                self.queue.complete(cookie, result, &mut self.ring);
+            } else if let Some((owner, event)) = event.to_node() {
+                self.queue.node_event(owner.node, event, &mut self.ring);
             }
         }
+        Ok(())
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
+        // A request that an error left under way has what it needs until the ring is gone.
+        while self.queue.is_drained() && !self.queue.close(&mut self.ring) && self.wait().is_ok() {}
         if let Some(held) = self.held.take() {
             held.release(&mut self.ring);
         }

@@ -2,6 +2,7 @@
 
 use super::Held;
 use crate::device::DeviceError;
+use crate::dial::Remote;
 use crate::spec::{Direct, IrqMode, NullSpec, StackSpec};
 use backends::{Backend, Completion, Failing, File, Null, Ram, Zero, ZeroPages};
 use block::Profile;
@@ -17,6 +18,7 @@ pub(crate) enum Source {
     Null(Null, Arc<ZeroPages>),
     Zero(Zero, Arc<ZeroPages>),
     Failing(Failing),
+    Nbd(Box<Remote>),
 }
 
 impl Source {
@@ -43,6 +45,7 @@ impl Source {
             StackSpec::Null(spec) => Source::Null(null(spec)?, Arc::new(ZeroPages::new()?)),
             StackSpec::Zero(size) => Source::Zero(Zero::new(*size), Arc::new(ZeroPages::new()?)),
             StackSpec::Error(size) => Source::Failing(Failing::new(*size)),
+            StackSpec::Nbd(spec) => Source::Nbd(Box::new(Remote::open(spec)?)),
         })
     }
 
@@ -53,6 +56,7 @@ impl Source {
             Source::Null(null, _) => null,
             Source::Zero(zero, _) => zero,
             Source::Failing(failing) => failing,
+            Source::Nbd(remote) => &remote.nbd,
         }
     }
 
@@ -64,7 +68,8 @@ impl Source {
             read_only: backend.read_only(),
             abilities: backend.features(),
             limits: backend.limits(),
-            bytewise: true,
+            // A server may want whole blocks of less than a sector.
+            bytewise: !matches!(self, Source::Nbd(remote) if remote.nbd.export().block_sizes.minimum > 1),
             lends: matches!(self, Source::Ram(_) | Source::Null(..) | Source::Zero(..)),
             in_place: matches!(self, Source::File(file) if file.shared().facts().direct.is_none()),
             sparse: matches!(self, Source::File(_) | Source::Ram(_) | Source::Zero(..)),
@@ -105,6 +110,7 @@ impl Source {
                 Box::new(zero.node(Some(region)))
             }
             Source::Failing(failing) => Box::new(failing.node()),
+            Source::Nbd(remote) => Box::new(remote.nbd.node(held.nudge.clone()).map_err(io::Error::other)?),
         })
     }
 }

@@ -72,7 +72,7 @@ fn nodes_are_numbered_as_they_are_put_on_the_stack() {
     let fork = |number, below| Tree::over(Arc::new(Fork(Arc::clone(&seen), number)), below).unwrap();
     let tree = fork(0, vec![fork(1, vec![leaf(), leaf()]), leaf(), fork(2, vec![leaf()])]);
     let mut ring = KernelRing::new(ring::RingConfig::default()).unwrap();
-    let mounted = tree.mount(&mut ring, 4).unwrap();
+    let mounted = tree.mount(&mut ring, 4, Arc::new(|| {})).unwrap();
     assert_eq!(*seen.lock().unwrap(), [(0, vec![1, 4, 5]), (1, vec![2, 3]), (2, vec![6])]);
     assert_eq!(mounted.held.regions.len(), 4);
     mounted.held.release(&mut ring);

@@ -1,0 +1,190 @@
+//! A request that a node holds, as commands to the server: which is the next, and what its answers make of it.
+//!
+//! Most requests are one command. One that is longer than the server takes goes out in parts, one after the other; a
+//! write through a cache of a server that cannot do that is a write and a flush.
+
+use super::gaps::Coverage;
+use super::shared::{Export, payload_max};
+use block::{Cookie, Flags, Op, Request, Status};
+use proto::nbd::client::Track;
+use proto::nbd::{Command, CommandFlags, Request as Wire, Session, Style, TransmissionFlags};
+use queue::Nanos;
+
+/// Where a request is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum State {
+    /// In line for being sent.
+    Waiting,
+    /// The ring is sending its command: its memory may not be let go of.
+    Sending,
+    /// The server has its command.
+    Sent,
+}
+
+/// Ranges of one command beyond 4 GiB do not fit a compact header; this is the most that every server takes, in
+/// whole blocks of any size.
+const COMPACT_MAX: u64 = (u32::MAX as u64 >> 16) << 16;
+
+/// What a request comes to.
+pub(super) enum Plan {
+    /// Nothing to send: it is over.
+    Over(Status),
+    /// It describes its range as data, for want of a server that could tell.
+    AllData,
+    /// To be sent.
+    Send,
+}
+
+/// A request under way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flight {
+    /// The request's name in its queue.
+    pub(super) io: Cookie,
+    /// As it arrived.
+    pub(super) req: Request,
+    pub(super) state: State,
+    /// Bytes of its range that are done.
+    pub(super) done: u64,
+    /// How long the command is that is on its way or comes next.
+    pub(super) len: u64,
+    /// Commands of it so far.
+    part: u16,
+    /// All is written, and what remains is a flush.
+    pub(super) flushing: bool,
+    /// The command was answered before its send was over; how.
+    pub(super) answered: Option<Status>,
+    /// Holds the server to the command.
+    pub(super) track: Track,
+    /// Which parts of a read have come.
+    pub(super) coverage: Coverage,
+    /// When the command was handed to the ring.
+    pub(super) sent_at: Nanos,
+    /// Its place in line, which it keeps when it is sent again.
+    pub(super) serial: u64,
+    /// It is to be given up, as soon as its memory is ours again.
+    pub(super) cancelled: bool,
+}
+
+const NO_TRACK: Track = Track::new(Wire::new(Command::Flush, 0, 0, 0), Style::Simple, None);
+
+impl Flight {
+    pub(super) fn new(io: Cookie, req: Request, serial: u64) -> Flight {
+        Flight {
+            io,
+            req,
+            state: State::Waiting,
+            done: 0,
+            len: 0,
+            part: 0,
+            flushing: false,
+            answered: None,
+            track: NO_TRACK,
+            coverage: Coverage::default(),
+            sent_at: Nanos(0),
+            serial,
+            cancelled: false,
+        }
+    }
+
+    /// The command's name on the wire: unlike that of any other command for a long time, so that an answer that comes
+    /// late or twice belongs to nobody.
+    pub(super) fn cookie(&self) -> u64 {
+        u64::from(self.io.generation) << 32 | u64::from(self.part) << 16 | u64::from(self.io.tag.0)
+    }
+
+    /// The slot that a name on the wire would be of.
+    pub(super) const fn slot_of(cookie: u64) -> usize {
+        cookie as usize & 0xffff
+    }
+
+    /// The next command, which is about to be sent in this session.
+    pub(super) fn command(&mut self, session: &Session) -> Wire {
+        let (offset, left) = (self.req.offset.0 + self.done, self.req.len.0 - self.done);
+        let clear_max = if session.extended() { u64::MAX } else { COMPACT_MAX };
+        self.part = self.part.wrapping_add(1);
+        let (command, most) = match self.req.op {
+            _ if self.flushing => (Command::Flush, 0),
+            Op::Read => (Command::Read, payload_max(&session.block_sizes)),
+            Op::Write => (Command::Write, payload_max(&session.block_sizes)),
+            Op::Discard => (Command::Trim, clear_max),
+            Op::WriteZeroes => (Command::WriteZeroes, clear_max),
+            Op::Prefetch => (Command::Cache, clear_max),
+            Op::Extents => (Command::BlockStatus, clear_max),
+            _ => (Command::Flush, 0),
+        };
+        self.len = left.min(most);
+        let wire = match command {
+            Command::Flush => Wire::new(command, self.cookie(), 0, 0),
+            Command::Write => Wire::write(self.cookie(), offset, self.len),
+            _ => Wire::new(command, self.cookie(), offset, self.len),
+        };
+        let wire = if self.flushing { wire } else { wire.with_flags(self.flags(session)) };
+        self.track = Track::new(wire, session.style, session.base_allocation);
+        self.coverage = Coverage::new(offset);
+        (self.answered, self.state) = (None, State::Sending);
+        wire
+    }
+
+    /// Whether data comes back for its command.
+    pub(super) fn reads(&self) -> bool {
+        self.req.op == Op::Read
+    }
+
+    fn flags(&self, session: &Session) -> CommandFlags {
+        let Request { op, flags, .. } = self.req;
+        let zeroes = op == Op::WriteZeroes;
+        let fua = op.is_write() && flags.has(Flags::FUA) && session.flags.has(TransmissionFlags::SEND_FUA);
+        CommandFlags::NONE
+            .with_if(fua, CommandFlags::FUA)
+            .with_if(zeroes && flags.has(Flags::NO_UNMAP), CommandFlags::NO_HOLE)
+            .with_if(zeroes && flags.has(Flags::FAST_ZERO), CommandFlags::FAST_ZERO)
+    }
+
+    /// The command ended: whether the request has, and how. Otherwise its next command is to be sent.
+    pub(super) fn ended(&mut self, status: Status, export: &Export) -> Option<Status> {
+        if !status.is_ok() {
+            // A hint is never an error.
+            return Some(if self.req.op == Op::Prefetch { Status::Ok } else { status });
+        }
+        if !self.flushing {
+            self.done += self.len;
+            if self.done < self.req.len.0 && self.req.op != Op::Extents {
+                return None;
+            }
+            let through = self.req.op.is_write() && self.req.flags.has(Flags::FUA);
+            if through && !export.flags.has(TransmissionFlags::SEND_FUA) && can_flush(export) {
+                self.flushing = true;
+                return None;
+            }
+        }
+        Some(Status::Ok)
+    }
+}
+
+fn can_flush(export: &Export) -> bool {
+    export.flags.has(TransmissionFlags::SEND_FLUSH)
+}
+
+/// What is to be done about a request. `allocation`: the session tells of extents, as far as is known.
+pub(super) fn plan(req: &Request, export: &Export, allocation: bool) -> Plan {
+    let has = |flag| export.flags.has(flag);
+    if req.op.is_write() && export.read_only {
+        return Plan::Over(Status::IoError);
+    }
+    match req.op {
+        Op::Read | Op::Write => Plan::Send,
+        Op::Flush if can_flush(export) && !export.read_only => Plan::Send,
+        // Nothing that was written is not stable.
+        Op::Flush => Plan::Over(Status::Ok),
+        Op::Discard if has(TransmissionFlags::SEND_TRIM) => Plan::Send,
+        Op::WriteZeroes if req.flags.has(Flags::FAST_ZERO) && !has(TransmissionFlags::SEND_FAST_ZERO) => {
+            Plan::Over(Status::NotSupported)
+        }
+        Op::WriteZeroes if has(TransmissionFlags::SEND_WRITE_ZEROES) => Plan::Send,
+        Op::Prefetch if has(TransmissionFlags::SEND_CACHE) => Plan::Send,
+        Op::Prefetch => Plan::Over(Status::Ok),
+        Op::Extents if allocation => Plan::Send,
+        Op::Extents => Plan::AllData,
+        _ => Plan::Over(Status::NotSupported),
+    }
+}

@@ -1,0 +1,415 @@
+//! An NBD export as one hardware queue sees it: requests become commands on a connection of its own.
+//!
+//! A request is held from its submit until the server has answered its last command. While there is no connection,
+//! requests wait in line; what a lost connection had not answered goes back into the line, in its old place, and is sent
+//! again. When that lasts too long they fail, and so does what arrives, until there is a connection again.
+//!
+//! *Invariant:* a request ends only when neither the ring nor the server's data can touch its memory any more: its
+//! command is out and answered, or its connection is gone.
+//! *Invariant:* a node holds no memory of the ring while nothing is being sent.
+
+use super::connection::Connection;
+use super::flight::{Flight, Plan, State, plan};
+use super::link::{Connected, Connector, Line, Loss, Nudge};
+use super::shared::{Shared, style_number};
+use crate::pieces::one_extent;
+use block::{Cookie, Extent, Request, Status, Tag};
+use queue::{Cx, Nanos, Node, NodeEvent, NodeId, SocketEvent, Sockets, Verdict};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// How long the first connection of a queue is waited for at least, however little patience there is with later ones.
+const FIRST_NS: u64 = 10_000_000_000;
+/// How often it is looked whether something takes too long, as a part of the shortest time that is too long.
+const LOOKS: u64 = 8;
+const LOOK_NS_MIN: u64 = 1_000_000;
+const LOOK_NS_MAX: u64 = 250_000_000;
+/// A server that answers others but not this request is given up after so many times the timeout.
+const FORGOTTEN: u64 = 4;
+/// How long a farewell may take to be sent.
+const GOODBYE_NS: u64 = 1_000_000_000;
+
+/// The way to the server.
+pub(super) enum Link {
+    /// There is none.
+    Down,
+    /// There is one.
+    Up(Box<Connection>),
+    /// The ring is letting go of one that was lost or is no longer wanted.
+    Closing(Box<Connection>),
+}
+
+/// The node.
+pub struct NbdNode<S> {
+    pub(super) shared: Arc<Shared>,
+    line: Arc<Line<S>>,
+    connector: Arc<dyn Connector<S>>,
+    nudge: Nudge,
+    /// By tag; empty where we hold nothing.
+    pub(super) flights: Box<[Option<Flight>]>,
+    in_flight: usize,
+    /// Those that wait to be sent, in order.
+    pub(super) waiting: VecDeque<Tag>,
+    pub(super) link: Link,
+    /// Since when there is no connection; empty while there is one, and before the first turn.
+    down_since: Option<Nanos>,
+    /// There was one.
+    was_up: bool,
+    /// The connector was asked for one, or one is on its way.
+    asked: bool,
+    /// The last session told of extents, or there was none yet.
+    allocation: bool,
+    has_alarm: bool,
+    /// The alarm was called off, and has yet to come.
+    alarm_cancelled: bool,
+    serial: u64,
+    look_ns: u64,
+    /// It was asked to let go of everything, and nothing has arrived since.
+    closing: bool,
+    /// The server takes one connection, and it may be ours.
+    claimed: bool,
+}
+
+impl<S> NbdNode<S> {
+    /// A node that has claimed its place at the server. `first`: a connection that there is already.
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        connector: Arc<dyn Connector<S>>,
+        nudge: Nudge,
+        first: Option<Connected<S>>,
+    ) -> NbdNode<S> {
+        let line = Arc::new(Line::new(nudge.clone()));
+        let brought = first.is_some_and(|first| line.bring(first).is_ok());
+        let patience = shared.patience;
+        let shortest =
+            patience.timeout.into_iter().chain([patience.reconnect]).filter(|time| !time.is_zero()).min();
+        let look_ns = shortest.map_or(LOOK_NS_MAX, |time| time.as_nanos() as u64 / LOOKS);
+        NbdNode {
+            shared,
+            line,
+            connector,
+            nudge,
+            flights: Box::default(),
+            in_flight: 0,
+            waiting: VecDeque::new(),
+            link: Link::Down,
+            down_since: None,
+            was_up: false,
+            asked: brought,
+            allocation: true,
+            has_alarm: false,
+            alarm_cancelled: false,
+            serial: 0,
+            look_ns: look_ns.clamp(LOOK_NS_MIN, LOOK_NS_MAX),
+            closing: false,
+            claimed: true,
+        }
+    }
+
+    /// After it has let go of everything it is asked for something again: begin anew. False when the only place at
+    /// the server is another's by now.
+    fn reopen(&mut self) -> bool {
+        if !self.claimed && !self.shared.claim() {
+            return false;
+        }
+        self.line = Arc::new(Line::new(self.nudge.clone()));
+        (self.claimed, self.closing, self.asked, self.down_since) = (true, false, false, None);
+        true
+    }
+
+    /// How long requests wait for a connection.
+    fn reconnect_ns(&self) -> u64 {
+        let reconnect = self.shared.patience.reconnect.as_nanos() as u64;
+        if self.was_up { reconnect } else { reconnect.max(FIRST_NS) }
+    }
+
+    /// Whether there has been no connection for longer than requests wait for one.
+    fn has_given_up(&self, now: Nanos) -> bool {
+        self.down_since.is_some_and(|since| now.since(since) >= self.reconnect_ns())
+    }
+
+    /// Whether the server keeps a request waiting for too long.
+    fn is_silent(&self, connection: &Connection, now: Nanos) -> bool {
+        let Some(timeout) = self.shared.patience.timeout else { return false };
+        let timeout_ns = timeout.as_nanos() as u64;
+        let sent = self.flights.iter().flatten().filter(|flight| flight.state != State::Waiting);
+        let Some(oldest) = sent.map(|flight| flight.sent_at).min() else { return false };
+        let forgotten = now.since(oldest) >= timeout_ns.saturating_mul(FORGOTTEN);
+        forgotten || now.since(oldest.max(connection.heard_at)) >= timeout_ns
+    }
+
+    pub(super) fn connection(&mut self) -> Option<&mut Connection> {
+        match &mut self.link {
+            Link::Up(connection) => Some(connection),
+            Link::Down | Link::Closing(_) => None,
+        }
+    }
+}
+
+impl<S: Send + 'static> NbdNode<S> {
+    /// A request is over.
+    pub(super) fn finish<R: Sockets<Stream = S>>(&mut self, tag: Tag, status: Status, cx: &mut Cx<'_, R>) {
+        let Some(flight) = self.flights[tag.index()].take() else { return };
+        self.in_flight -= 1;
+        cx.resume(flight.io, -i64::from(status.errno()));
+    }
+
+    /// A command was answered.
+    pub(super) fn command_ended<R: Sockets<Stream = S>>(
+        &mut self,
+        tag: Tag,
+        status: Status,
+        cx: &mut Cx<'_, R>,
+    ) {
+        let Some(flight) = self.flights[tag.index()].as_mut() else { return };
+        if flight.state == State::Sending {
+            flight.answered = Some(status);
+            return;
+        }
+        match flight.ended(status, &self.shared.export) {
+            Some(status) => self.finish(tag, status, cx),
+            None => {
+                flight.state = State::Waiting;
+                self.waiting.push_back(tag);
+            }
+        }
+    }
+
+    /// What was being sent is out, or lost.
+    fn sent<R: Sockets<Stream = S>>(&mut self, result: i64, cx: &mut Cx<'_, R>) {
+        let (Link::Up(connection) | Link::Closing(connection)) = &mut self.link else { return };
+        connection.batch.headers.take().into_iter().for_each(|headers| cx.ring.free(headers));
+        if matches!(self.link, Link::Closing(_)) {
+            return;
+        }
+        if result < 0 {
+            return self.lose(Loss::Failed((-result) as i32), cx);
+        }
+        if self.closing {
+            return self.let_go(cx);
+        }
+        let Link::Up(connection) = &mut self.link else { return };
+        let mut tags = std::mem::take(&mut connection.batch.tags);
+        for tag in tags.drain(..) {
+            let Some(flight) = self.flights[tag.index()].as_mut() else { continue };
+            flight.state = State::Sent;
+            if let Some(status) = flight.answered.take() {
+                self.command_ended(tag, status, cx);
+            }
+        }
+        if let Link::Up(connection) = &mut self.link {
+            connection.batch.tags = tags;
+        }
+    }
+
+    /// The connection is of no more use: drop it, and have another one made.
+    pub(super) fn lose<R: Sockets<Stream = S>>(&mut self, loss: Loss, cx: &mut Cx<'_, R>) {
+        if !matches!(self.link, Link::Up(_)) {
+            return;
+        }
+        self.shared.counts.lost.fetch_add(1, Relaxed);
+        self.let_go(cx);
+        self.down_since = Some(cx.now());
+        if !self.closing {
+            self.asked = true;
+            self.connector.connect(self.line.clone(), loss);
+        }
+    }
+
+    /// Have the ring close the connection.
+    fn let_go<R: Sockets<Stream = S>>(&mut self, cx: &mut Cx<'_, R>) {
+        match std::mem::replace(&mut self.link, Link::Down) {
+            Link::Up(connection) => {
+                self.shared.counts.connected.fetch_sub(1, Relaxed);
+                cx.ring.close(connection.socket);
+                self.link = Link::Closing(connection);
+            }
+            other => self.link = other,
+        }
+    }
+
+    /// The ring has let go of the connection: what it had not answered is sent again on the next.
+    fn closed<R: Sockets<Stream = S>>(&mut self, cx: &mut Cx<'_, R>) {
+        self.link = Link::Down;
+        let mut replayed = 0;
+        for index in 0..self.flights.len() {
+            let Some(flight) = self.flights[index].as_mut() else { continue };
+            let tag = Tag(index as u16);
+            if flight.cancelled {
+                self.finish(tag, Status::Timeout, cx);
+                continue;
+            }
+            let answered = flight.answered.take();
+            if flight.state != State::Waiting {
+                flight.state = if answered.is_some() { State::Sent } else { State::Waiting };
+                replayed += u64::from(answered.is_none());
+            }
+            if let Some(status) = answered {
+                self.command_ended(tag, status, cx);
+            }
+        }
+        self.shared.counts.replayed.fetch_add(replayed, Relaxed);
+        self.waiting.clear();
+        let waiting = self.flights.iter().enumerate().filter(|(_, flight)| flight.is_some());
+        self.waiting.extend(waiting.map(|(index, _)| Tag(index as u16)));
+        let flights = &self.flights;
+        let serial = |tag: &Tag| flights[tag.index()].as_ref().map_or(0, |flight| flight.serial);
+        self.waiting.make_contiguous().sort_unstable_by_key(serial);
+        self.give_up_if_due(cx);
+    }
+
+    /// Fail what has waited for a connection for too long.
+    fn give_up_if_due<R: Sockets<Stream = S>>(&mut self, cx: &mut Cx<'_, R>) {
+        if matches!(self.link, Link::Down) && self.has_given_up(cx.now()) {
+            while let Some(tag) = self.waiting.pop_front() {
+                self.finish(tag, Status::Transport, cx);
+            }
+        }
+    }
+
+    /// Here is a connection.
+    fn adopt<R: Sockets<Stream = S>>(&mut self, connected: Connected<S>, cx: &mut Cx<'_, R>) {
+        let Connected { stream, session } = connected;
+        let Ok(socket) = cx.ring.add_socket(stream, cx.socket_owner()) else {
+            return self.connector.connect(self.line.clone(), Loss::New);
+        };
+        self.allocation = session.base_allocation.is_some();
+        self.shared.counts.structured.store(style_number(session.style), Relaxed);
+        self.shared.counts.connected.fetch_add(1, Relaxed);
+        self.link = Link::Up(Box::new(Connection::new(socket, session, cx.now())));
+        (self.down_since, self.was_up, self.asked) = (None, true, false);
+        cx.ring.receive(socket);
+    }
+
+    fn look_for_connection<R: Sockets<Stream = S>>(&mut self, cx: &mut Cx<'_, R>) {
+        if self.closing || !matches!(self.link, Link::Down) {
+            return;
+        }
+        if let Some(connected) = self.line.take() {
+            return self.adopt(connected, cx);
+        }
+        self.down_since.get_or_insert(cx.now());
+        if !std::mem::replace(&mut self.asked, true) {
+            self.connector.connect(self.line.clone(), Loss::New);
+        }
+    }
+
+    fn alarm<R: Sockets<Stream = S>>(&mut self, cx: &mut Cx<'_, R>) {
+        (self.has_alarm, self.alarm_cancelled) = (false, false);
+        if self.closing {
+            return self.let_go(cx);
+        }
+        match &self.link {
+            Link::Up(connection) if self.is_silent(connection, cx.now()) => self.lose(Loss::Silent, cx),
+            Link::Down => self.give_up_if_due(cx),
+            _ => {}
+        }
+    }
+
+    pub(super) fn set_alarm<R: Sockets<Stream = S>>(&mut self, after_ns: u64, cx: &mut Cx<'_, R>) {
+        if !std::mem::replace(&mut self.has_alarm, true) {
+            cx.alarm(cx.now().after(after_ns));
+        }
+    }
+}
+
+impl<S: Send + 'static, R: Sockets<Stream = S>> Node<R> for NbdNode<S> {
+    fn attach(&mut self, _: NodeId, tags: usize) {
+        self.flights = vec![None; tags].into();
+        self.waiting = VecDeque::with_capacity(tags);
+    }
+
+    #[inline]
+    fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
+        match plan(req, &self.shared.export, self.allocation) {
+            Plan::Over(status) => return Verdict::Up(status),
+            Plan::AllData => {
+                one_extent(cx, req.data, Extent { len: req.len, hole: false, zero: false });
+                return Verdict::Up(Status::Ok);
+            }
+            Plan::Send => {}
+        }
+        if self.closing && !self.reopen() || self.has_given_up(cx.now()) {
+            return Verdict::Up(Status::Transport);
+        }
+        self.serial += 1;
+        self.flights[io.tag.index()] = Some(Flight::new(io, *req, self.serial));
+        self.in_flight += 1;
+        self.waiting.push_back(io.tag);
+        Verdict::Held
+    }
+
+    #[inline]
+    fn reap(&mut self, _: Cookie, _: &mut Request, result: i64, _: &mut Cx<'_, R>) -> Verdict {
+        Verdict::Up(Status::from_result(result, 0))
+    }
+
+    #[inline]
+    fn commit(&mut self, cx: &mut Cx<'_, R>) {
+        self.look_for_connection(cx);
+        self.send(cx);
+        let watched = self.shared.patience.timeout.is_some() || !matches!(self.link, Link::Up(_));
+        if self.in_flight > 0 && watched && !self.has_alarm {
+            self.set_alarm(self.look_ns, cx);
+        }
+    }
+
+    fn cancel(&mut self, io: Cookie, cx: &mut Cx<'_, R>) {
+        let Some(flight) = &mut self.flights[io.tag.index()] else { return };
+        if flight.state == State::Waiting {
+            self.waiting.retain(|&waiting| waiting != io.tag);
+            return self.finish(io.tag, Status::Timeout, cx);
+        }
+        // The protocol has no way to take a command back.
+        flight.cancelled = true;
+        self.lose(Loss::Cancelled, cx);
+    }
+
+    fn event(&mut self, event: NodeEvent, cx: &mut Cx<'_, R>) {
+        match event {
+            NodeEvent::Alarm => self.alarm(cx),
+            NodeEvent::Socket(_, SocketEvent::Received { segment, chunk }) => {
+                self.received(segment, cx);
+                cx.ring.give_back(chunk);
+            }
+            NodeEvent::Socket(_, SocketEvent::ReceiveEnded(end)) => self.receive_ended(end, cx),
+            NodeEvent::Socket(_, SocketEvent::Filled(result)) => self.filled(result, cx),
+            NodeEvent::Socket(_, SocketEvent::Sent(result)) => self.sent(result, cx),
+            NodeEvent::Socket(_, SocketEvent::Closed) => self.closed(cx),
+        }
+    }
+
+    fn close(&mut self, cx: &mut Cx<'_, R>) -> bool {
+        self.closing = true;
+        drop(self.line.close());
+        if let Link::Up(connection) = &mut self.link {
+            if !connection.said_goodbye && !connection.batch.is_under_way() {
+                connection.said_goodbye = true;
+                if self.say_goodbye(cx) {
+                    self.set_alarm(GOODBYE_NS, cx);
+                } else {
+                    self.let_go(cx);
+                }
+            }
+            return false;
+        }
+        if self.has_alarm && !std::mem::replace(&mut self.alarm_cancelled, true) {
+            cx.cancel_alarm();
+        }
+        let closed = matches!(self.link, Link::Down) && !self.has_alarm;
+        if closed && std::mem::take(&mut self.claimed) {
+            self.shared.leave();
+        }
+        closed
+    }
+}
+
+impl<S> Drop for NbdNode<S> {
+    fn drop(&mut self) {
+        drop(self.line.close());
+        if self.claimed {
+            self.shared.leave();
+        }
+    }
+}

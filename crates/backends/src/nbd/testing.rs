@@ -1,0 +1,18 @@
+//! What the tests here share.
+
+use proto::nbd::{BlockSizes, ExportId, Session, Style, TransmissionFlags};
+
+/// A session with a server that can do everything.
+pub(super) fn session(size: u64) -> Session {
+    Session {
+        export: ExportId(0),
+        name: "disk".to_owned(),
+        size,
+        flags: TransmissionFlags::KNOWN.without(TransmissionFlags::READ_ONLY),
+        style: Style::Structured,
+        block_sizes: BlockSizes::DEFAULT,
+        block_sizes_agreed: true,
+        base_allocation: Some(1),
+        tls: false,
+    }
+}

@@ -1,0 +1,169 @@
+//! `nbd:` devices over real servers: our own, nbdkit and qemu-nbd, on Unix sockets and TCP.
+//!
+//! What is written through such a device is looked at behind the server, and what it is said to be is compared with
+//! what the server says of itself.
+
+use blockyard_tests::on_both_engines;
+use blockyard_tests::peer::Peer;
+use blockyard_tests::remote::{Foreign, fio_verify, over, serve_as};
+use blockyard_tests::server::{Engine, Sandbox, noise};
+use blockyard_tests::tools::{command, missing, run};
+use proto::nbd::{CommandFlags, NbdError};
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+
+on_both_engines!(
+    fio_verifies_over_our_own_server,
+    fio_verifies_over_nbdkit,
+    fio_verifies_over_qemu_nbd_which_takes_one_connection,
+    large_and_odd_requests_come_back_as_they_went,
+);
+
+fn told(server: &blockyard_tests::server::Server) -> Value {
+    let text = run(&mut command(&["nbdinfo", "--json", server.uri()])).ok();
+    let told: Value = serde_json::from_str(&text).unwrap();
+    told["exports"][0].clone()
+}
+
+fn fio_verifies_over_our_own_server(engine: Engine) {
+    if missing(&["fio"]) {
+        return;
+    }
+    let sandbox = Sandbox::new(engine);
+    let image = sandbox.image("image", 64 * MIB);
+    let back = serve_as(&sandbox, "back", &format!("file:{}", image.display()), &[]);
+    let front = over(&sandbox, back.uri(), &[]);
+    fio_verify(&front, "--size=32M --bs=512-256k --iodepth=16");
+    fio_verify(&front, "--size=16M --bs=4k --iodepth=32 --numjobs=2 --offset_increment=16M");
+}
+
+fn fio_verifies_over_nbdkit(engine: Engine) {
+    if missing(&["fio", "nbdkit"]) {
+        return;
+    }
+    let sandbox = Sandbox::new(engine);
+    let back = Foreign::nbdkit(&sandbox, &["memory", "64M"]);
+    let front = over(&sandbox, &back.uri("disk"), &[]);
+    fio_verify(&front, "--size=32M --bs=512-256k --iodepth=16");
+}
+
+fn fio_verifies_over_qemu_nbd_which_takes_one_connection(engine: Engine) {
+    if missing(&["fio", "qemu-nbd"]) {
+        return;
+    }
+    let sandbox = Sandbox::new(engine);
+    let image = sandbox.image("image", 64 * MIB);
+    let back = Foreign::qemu_nbd(&sandbox, &image, &[]);
+    let front = over(&sandbox, &back.uri("disk"), &["--queues", "2"]);
+    fio_verify(&front, "--size=24M --bs=4k-256k --iodepth=8 --numjobs=2 --offset_increment=24M");
+    let shown = sandbox.run(&["show", "front"]).ok();
+    assert!(
+        shown.lines().any(|line| line.starts_with("multi-conn") && line.contains("one queue")),
+        "{shown}"
+    );
+}
+
+fn large_and_odd_requests_come_back_as_they_went(engine: Engine) {
+    let sandbox = Sandbox::new(engine);
+    let back = serve_as(&sandbox, "back", "ram:128M", &[]);
+    let front = over(&sandbox, back.uri(), &[]);
+    let mut peer = Peer::connect(&front.socket(), "front");
+    for (offset, len) in [(0, 1), (3, 511), (4095, 2), (777, 100_000), (12_345, 3 << 20), (1, 20 << 20)] {
+        let data = noise(offset + len as u64, len);
+        peer.write(offset, &data, CommandFlags::NONE).unwrap();
+        assert!(peer.read(offset, len as u64).unwrap() == data, "{len} bytes at {offset}");
+    }
+    peer.flush().unwrap();
+    peer.zero(MIB, 2 * MIB, CommandFlags::NONE).unwrap();
+    peer.trim(8 * MIB, MIB).unwrap();
+    let mut behind = Peer::connect(&back.socket(), "back");
+    assert!(behind.read(MIB, 2 << 20).unwrap().iter().all(|&byte| byte == 0));
+    assert!(behind.read(8 * MIB, 1 << 20).unwrap().iter().all(|&byte| byte == 0));
+    [peer, behind].into_iter().for_each(Peer::disconnect);
+}
+
+#[test]
+fn what_a_device_is_comes_from_its_server() {
+    if missing(&["nbdkit", "nbdinfo"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let policy = ["--filter=blocksize-policy", "memory", "64M"];
+    let options = ["blocksize-minimum=4096", "blocksize-preferred=64k", "blocksize-maximum=1M"];
+    let back = Foreign::nbdkit(&sandbox, &[&policy[..], &options].concat());
+    let front = over(&sandbox, &back.uri("disk"), &[]);
+    let export = told(&front);
+    assert_eq!(export["block_size_minimum"], 4096, "{export}");
+    assert_eq!(export["block_size_preferred"], 65536, "{export}");
+    let shown: Value = serde_json::from_str(&sandbox.run(&["show", "front", "--json"]).ok()).unwrap();
+    assert_eq!(shown["limits"]["max_sectors"], 2048, "{shown}");
+    // A larger request than the server takes goes out in parts.
+    let mut peer = Peer::connect(&front.socket(), "front");
+    let data = noise(5, 5 << 20);
+    peer.write(4096, &data, CommandFlags::FUA).unwrap();
+    assert!(peer.read(4096, 5 << 20).unwrap() == data);
+    peer.disconnect();
+}
+
+#[test]
+fn a_read_only_export_is_a_read_only_device() {
+    if missing(&["nbdkit", "nbdinfo"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let back = Foreign::nbdkit(&sandbox, &["-r", "pattern", "1M"]);
+    let front = over(&sandbox, &back.uri("disk"), &[]);
+    let export = told(&front);
+    assert_eq!(export["is_read_only"], true, "{export}");
+    let mut peer = Peer::connect(&front.socket(), "front");
+    let bytes = peer.read(65536, 16).unwrap();
+    assert_eq!(u64::from_be_bytes(bytes[8..16].try_into().unwrap()), 65544, "the pattern plugin's content");
+    peer.disconnect();
+}
+
+#[test]
+fn holes_are_told_of_through_the_device() {
+    let sandbox = Sandbox::default();
+    let image = sandbox.image("image", 4 * MIB);
+    let file = std::fs::File::options().write(true).open(&image).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &noise(1, MIB as usize), MIB).unwrap();
+    let back = serve_as(&sandbox, "back", &format!("file:{}", image.display()), &[]);
+    let front = over(&sandbox, back.uri(), &[]);
+    if missing(&["nbdinfo"]) {
+        return;
+    }
+    let map = |uri: &str| run(&mut command(&["nbdinfo", "--map", uri])).ok();
+    assert_eq!(map(front.uri()), map(back.uri()));
+    assert!(map(front.uri()).contains("hole,zero"));
+}
+
+#[test]
+fn errors_of_the_server_reach_the_client() {
+    if missing(&["nbdkit"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let words =
+        ["--filter=error", "memory", "16M", "error-pread=EIO", "error-pwrite=ENOSPC", "error-rate=100%"];
+    let back = Foreign::nbdkit(&sandbox, &words);
+    let front = over(&sandbox, &back.uri("disk"), &[]);
+    let mut peer = Peer::connect(&front.socket(), "front");
+    for _ in 0..3 {
+        assert_eq!(peer.read(0, 4096), Err(NbdError::Io));
+        assert_eq!(peer.write(0, &[1; 4096], CommandFlags::NONE), Err(NbdError::NoSpace));
+    }
+    peer.disconnect();
+}
+
+#[test]
+fn a_server_that_is_not_there_is_said_at_once() {
+    let sandbox = Sandbox::default();
+    let stack = format!("nbd:nbd+unix:///disk?socket={}", sandbox.path("none.sock").display());
+    let said = sandbox.run(&["serve", &stack, "--nbd", "tcp:127.0.0.1:0"]).failed_with(1);
+    assert!(said.contains("none.sock") && said.contains("(does the server run?)"), "{said}");
+    let back = serve_as(&sandbox, "back", "ram:1M", &[]);
+    let stack = format!("nbd:{}", back.uri().replace("/back?", "/other?"));
+    let said = sandbox.run(&["serve", &stack, "--nbd", "tcp:127.0.0.1:0"]).failed_with(1);
+    assert!(said.contains("refused"), "{said}");
+}
