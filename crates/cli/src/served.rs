@@ -1,26 +1,43 @@
 //! The devices of this process as its control socket shows them: the host's, with the names that this
 //! process holds in the run directory.
 
+use crate::listing::devices;
 use engine::change::Change;
 use engine::control::{BoxFuture, ControlError, Counted, DeviceInfo, Yard};
+use engine::cycle;
 use engine::host::Host;
-use engine::rundir::NameClaim;
+use engine::rundir::{NameClaim, RunDir};
 use engine::spec::DeviceName;
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::Notify;
 
 pub(crate) struct Served {
     host: Arc<Host>,
+    run: RunDir,
     claims: Mutex<HashMap<String, NameClaim>>,
     /// Told when the last device was deleted.
     pub(crate) emptied: Notify,
 }
 
 impl Served {
-    pub(crate) fn new(host: Arc<Host>, claims: Vec<(DeviceName, NameClaim)>) -> Served {
+    pub(crate) fn new(host: Arc<Host>, run: RunDir, claims: Vec<(DeviceName, NameClaim)>) -> Served {
         let claims = claims.into_iter().map(|(name, claim)| (name.to_string(), claim)).collect();
-        Served { host, claims: Mutex::new(claims), emptied: Notify::new() }
+        Served { host, run, claims: Mutex::new(claims), emptied: Notify::new() }
+    }
+
+    /// A file that stands on the device itself, whoever serves what lies between, cannot be behind it.
+    async fn refuse_cycle(&self, name: &str, path: &Path) -> Result<(), ControlError> {
+        let all = devices(&self.run).await.map_err(|why| ControlError::Failed(why.to_string()))?;
+        let infos: Vec<DeviceInfo> = all.into_iter().map(|(_, info)| info).collect();
+        match cycle::way(path, name, &infos) {
+            None => Ok(()),
+            Some(way) => Err(ControlError::Failed(format!(
+                "it would stand on itself, by {} (choose a file that is not on it)",
+                way.join(" > ")
+            ))),
+        }
     }
 
     /// One device less, unless that was refused.
@@ -54,7 +71,12 @@ impl Yard for Served {
     }
 
     fn change<'a>(&'a self, name: &'a str, change: Change) -> BoxFuture<'a, Result<(), ControlError>> {
-        Yard::change(&*self.host, name, change)
+        Box::pin(async move {
+            if let Change::File(path) = &change {
+                self.refuse_cycle(name, path).await?;
+            }
+            Yard::change(&*self.host, name, change).await
+        })
     }
 
     fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), ControlError>> {

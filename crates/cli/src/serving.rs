@@ -126,7 +126,7 @@ impl Serving {
                 return Err(failure);
             }
         };
-        let served = Arc::new(Served::new(host.clone(), claims));
+        let served = Arc::new(Served::new(host.clone(), self.run.clone(), claims));
         let (stop, stopped) = oneshot::channel::<()>();
         let listener = control.listener().ok_or_else(|| self.failure("", "the control socket is gone"))?;
         let answers = tokio::spawn(control::serve(listener, served.clone(), async { drop(stopped.await) }));

@@ -4,6 +4,7 @@
 
 pub mod change;
 pub mod control;
+pub mod cycle;
 pub mod device;
 mod dial;
 pub mod fuse;

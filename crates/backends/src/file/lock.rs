@@ -5,13 +5,16 @@
 //! do n. Whoever comes takes its own bytes first and then looks at those of the others, so of two that come
 //! together at least one sees the other. Nothing waits, and closing the file lets go.
 //!
+//! The kernel's loop driver takes no locks: what it uses is read in sysfs.
+//!
 //! Block devices are claimed with `O_EXCL` when they are opened, which also keeps off mounts.
 
 use super::FileSpec;
 use super::spec::OpenError;
 use super::sys;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 
 const DOES: i64 = 100;
 const DENIES: i64 = 200;
@@ -42,12 +45,31 @@ impl Locked {
 pub(super) fn lock(file: &File, spec: &FileSpec) -> Result<Locked, OpenError> {
     let does: &[i64] = if spec.read_only { &[READ] } else { &[READ, WRITE] };
     let denies: &[i64] = if spec.share { &[] } else { &[WRITE, RESIZE] };
+    if !spec.share && is_behind_a_loop_device(file, spec.read_only) {
+        let why = "a loop device of the kernel's is on it (losetup -j names it: detach it, or add share)";
+        return Err(OpenError::InUse { path: spec.path.clone(), why });
+    }
     match conflict(file, does, denies) {
         Ok(None) => Ok(if spec.share { Locked::Shared } else { Locked::Yes }),
         Ok(Some(why)) => Err(OpenError::InUse { path: spec.path.clone(), why }),
         Err(error) if is_unsupported(&error) => Ok(Locked::Impossible),
         Err(error) => Err(OpenError::call("locking", spec, error)),
     }
+}
+
+/// Whether the kernel's loop driver, which takes no locks, has it open in a way that does not go with ours: two
+/// readers agree.
+fn is_behind_a_loop_device(file: &File, read_only: bool) -> bool {
+    let Ok(meta) = file.metadata() else { return false };
+    let disks = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let mut loops = disks.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"loop"));
+    loops.any(|entry| {
+        let text = |name: &str| fs::read_to_string(entry.path().join(name)).ok();
+        let Some(path) = text("loop/backing_file") else { return false };
+        let Ok(other) = fs::metadata(path.trim_end_matches('\n')) else { return false };
+        let same = (other.dev(), other.ino()) == (meta.dev(), meta.ino());
+        same && !(read_only && text("ro").is_some_and(|ro| ro.trim() == "1"))
+    })
 }
 
 fn is_unsupported(error: &io::Error) -> bool {

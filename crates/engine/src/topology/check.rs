@@ -43,8 +43,9 @@ impl Topology {
 
     /// Devices that the kernel is to look for partitions on, and that are none of the kernel's.
     fn unscanned(&self) -> Vec<Problem> {
-        let is_kernel =
-            |export: &ExportSpec| !matches!(export.kind, ExportKind::Default(_) | ExportKind::Nbd { .. });
+        let is_kernel = |export: &ExportSpec| {
+            !matches!(export.kind, ExportKind::Default(_) | ExportKind::Nbd { .. } | ExportKind::Fuse(_))
+        };
         let wants = |device: &&DeviceSpec| matches!(&device.stack, StackSpec::File(file) if file.partscan);
         let of = |device: &DeviceSpec| {
             let mut exports = self.exports.iter().filter(|export| export.device == device.name);
