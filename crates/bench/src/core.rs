@@ -4,6 +4,7 @@
 //! in the figures. Times are the thread's own processor time, medians of interleaved rounds: what else runs
 //! on the machine hardly shows.
 
+mod export;
 mod instructions;
 mod rig;
 mod ring;
@@ -32,6 +33,7 @@ fn usage_error(what: &str, usage: &str) -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::PIECES;
+    use super::export::ExportRig;
     use super::rig::{Mix, Rig, Stacking};
 
     #[test]
@@ -43,6 +45,8 @@ mod tests {
             rig.run(Mix::Half, 320);
             assert_eq!(rig.counted() - before, 320, "{stacking:?}");
         }
+        ExportRig::new(true).run(Mix::Half, 320);
+        ExportRig::new(false).run(Mix::Half, 320);
         let mut rig = Rig::new(Stacking::Split { whole: false });
         rig.run(Mix::Writes, 32);
         assert_eq!(rig.counted(), 32 * PIECES, "pieces are counted");

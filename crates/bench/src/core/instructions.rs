@@ -3,6 +3,7 @@
 //!
 //! The program runs itself under valgrind with two numbers of requests: the difference is free of start-up.
 
+use super::export::ExportRig;
 use super::rig::{Mix, Rig, Stacking};
 use super::{LAYERS, PIECES, usage_error};
 use std::path::Path;
@@ -16,21 +17,33 @@ const SLACK_PERCENT: f64 = 2.0;
 /// Requests of the shorter and of the longer run: whole turns, past the first touch of everything.
 const COUNTS: [u64; 2] = [3200, 19_200];
 
+/// What keeps requests coming.
+#[derive(Clone, Copy)]
+enum Case {
+    /// A front end of the harness's own.
+    Queue(Stacking),
+    /// The model of the ublk driver, with the export between it and the queue, or nothing but commands by hand.
+    Ublk { with_export: bool },
+}
+
 /// What is run under valgrind.
-const CASES: [(&str, Stacking); 5] = [
-    ("null", Stacking::Null { layers: 0 }),
-    ("layers", Stacking::Null { layers: LAYERS }),
-    ("whole", Stacking::Split { whole: true }),
-    ("long", Stacking::Long),
-    ("split", Stacking::Split { whole: false }),
+const CASES: [(&str, Case); 7] = [
+    ("null", Case::Queue(Stacking::Null { layers: 0 })),
+    ("layers", Case::Queue(Stacking::Null { layers: LAYERS })),
+    ("whole", Case::Queue(Stacking::Split { whole: true })),
+    ("long", Case::Queue(Stacking::Long)),
+    ("split", Case::Queue(Stacking::Split { whole: false })),
+    ("ublk", Case::Ublk { with_export: true }),
+    ("model", Case::Ublk { with_export: false }),
 ];
 
 /// What is reported: its name, and the most that is allowed at all.
-const GOALS: [(&str, Option<f64>); 4] = [
+const GOALS: [(&str, Option<f64>); 5] = [
     ("null_request", Some(300.0)),
     ("layer", Some(80.0)),
     ("split_nothing_to_cut", Some(80.0)),
     ("split_child", None),
+    ("ublk_request", None),
 ];
 
 /// Instructions of one request of a case.
@@ -53,13 +66,14 @@ fn count(program: &Path, case: &str) -> Result<f64, String> {
     Ok((totals[1] as f64 - totals[0] as f64) / (COUNTS[1] - COUNTS[0]) as f64)
 }
 
-fn measure(program: &Path) -> Result<[f64; 4], String> {
-    let mut counts = [0.0; 5];
+fn measure(program: &Path) -> Result<[f64; 5], String> {
+    let mut counts = [0.0; 7];
     for (count_of, (case, _)) in counts.iter_mut().zip(CASES) {
         *count_of = count(program, case)?;
     }
-    let [null, layers, whole, long, split] = counts;
-    Ok([null, (layers - null) / f64::from(LAYERS), whole - null, (split - long) / PIECES as f64])
+    let [null, layers, whole, long, split, ublk, model] = counts;
+    let layer = (layers - null) / f64::from(LAYERS);
+    Ok([null, layer, whole - null, (split - long) / PIECES as f64, ublk - model])
 }
 
 /// The expected counts: lines `name = count`, `#` begins a comment.
@@ -94,7 +108,7 @@ fn judge(count: f64, expected: Option<f64>, goal: Option<f64>) -> Result<&'stati
     }
 }
 
-fn write_expected(counts: &[f64; 4]) -> std::io::Result<()> {
+fn write_expected(counts: &[f64; 5]) -> std::io::Result<()> {
     let mut text = String::from(
         "# Instructions per request, statistics and histograms on, as `blockyard-bench instructions` counts\n\
          # them. Checked with 2 % slack; recorded anew with --write.\n",
@@ -105,7 +119,7 @@ fn write_expected(counts: &[f64; 4]) -> std::io::Result<()> {
     std::fs::write(EXPECTED, text)
 }
 
-fn check(counts: &[f64; 4]) -> Result<ExitCode, String> {
+fn check(counts: &[f64; 5]) -> Result<ExitCode, String> {
     let text =
         std::fs::read_to_string(EXPECTED).map_err(|error| format!("reading {EXPECTED} failed: {error}"))?;
     let expected = parse_expected(&text)?;
@@ -125,14 +139,15 @@ fn check(counts: &[f64; 4]) -> Result<ExitCode, String> {
 
 /// The part that runs under valgrind.
 fn child(case: &str, requests: &str) -> ExitCode {
-    let stacking = CASES.into_iter().find(|row| row.0 == case).map(|row| row.1);
-    match (stacking, requests.parse()) {
-        (Some(stacking), Ok(requests)) => {
-            Rig::new(stacking).run(Mix::Half, requests);
-            ExitCode::SUCCESS
+    let case = CASES.into_iter().find(|row| row.0 == case).map(|row| row.1);
+    match (case, requests.parse()) {
+        (Some(Case::Queue(stacking)), Ok(requests)) => Rig::new(stacking).run(Mix::Half, requests),
+        (Some(Case::Ublk { with_export }), Ok(requests)) => {
+            ExportRig::new(with_export).run(Mix::Half, requests);
         }
-        _ => usage_error("--child takes a case and a number of requests", USAGE),
+        _ => return usage_error("--child takes a case and a number of requests", USAGE),
     }
+    ExitCode::SUCCESS
 }
 
 /// `instructions [--write]`.

@@ -58,13 +58,12 @@ impl Ring for BenchRing {
         self.now
     }
 
-    fn allocate(&mut self, _: u32) -> Option<Segment> {
-        None
+    /// The beginning of all there is: whoever allocates is alone here.
+    fn allocate(&mut self, len: u32) -> Option<Segment> {
+        Some(Segment { offset: 0, len, region: BUFFERS })
     }
 
-    fn free(&mut self, segment: Segment) {
-        unreachable!("{segment:?} was not allocated here")
-    }
+    fn free(&mut self, _: Segment) {}
 
     #[inline]
     fn bytes(&self, segment: Segment) -> &[u8] {
