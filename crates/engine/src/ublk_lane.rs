@@ -47,6 +47,9 @@ impl Reactor {
             device.clone(),
             tags,
             Box::new(move |at, fronts, turn| {
+                // Memory that this thread asks for must not wait for what is written back through this very device.
+                // Who may not ask for that has no device that others write through.
+                let _ = rustix::process::configure_io_flusher_behavior(true);
                 let opened =
                     turn.ring.add_file(lane.device).map_err(|error| error.to_string()).and_then(|file| {
                         let config = LaneConfig {
