@@ -6,6 +6,7 @@ pub mod guest;
 pub mod peer;
 pub mod raw;
 pub mod remote;
+pub mod scripted;
 pub mod server;
 pub mod simulation;
 pub mod tools;

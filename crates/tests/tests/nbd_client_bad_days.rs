@@ -1,0 +1,397 @@
+//! Bad days of an `nbd:` device: servers that die, hang, shrink, leave, or talk nonsense.
+//!
+//! What must hold: no wrong byte, no lost request, an end to every wait.
+
+use blockyard_tests::on_both_engines;
+use blockyard_tests::peer::Peer;
+use blockyard_tests::remote::{fio, over, serve_as};
+use blockyard_tests::scripted::{Next, Scripted, Seen, Talk};
+use blockyard_tests::server::{Engine, Sandbox, Server, noise};
+use blockyard_tests::tools::{PATIENCE, missing, until, wait_within};
+use proto::nbd::server::Config;
+use proto::nbd::{BlockSizes, Command, CommandFlags, ExportInfo, NbdError, Request, Style, wire};
+use rustix::process::Signal;
+use std::io;
+use std::time::{Duration, Instant};
+
+on_both_engines!(
+    servers_killed_and_started_again_lose_nothing,
+    a_server_that_hangs_is_given_up_and_found_again,
+    nonsense_ends_a_connection_and_nothing_else,
+    a_connection_cut_within_data_is_made_again,
+);
+
+const MIB: u64 = 1 << 20;
+
+/// What `show` says about the device in front, by name.
+fn shown(sandbox: &Sandbox, name: &str) -> String {
+    let text = sandbox.run(&["show", "front"]).ok();
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix("  "));
+    line.unwrap_or_else(|| panic!("{name}: {text}")).trim().to_owned()
+}
+
+fn number(sandbox: &Sandbox, name: &str) -> u64 {
+    shown(sandbox, name).parse().unwrap()
+}
+
+fn servers_killed_and_started_again_lose_nothing(engine: Engine) {
+    if missing(&["fio"]) {
+        return;
+    }
+    let sandbox = Sandbox::new(engine);
+    let image = sandbox.image("image", 64 * MIB);
+    // The kernel may take its time to drop the locks of one that was killed.
+    let stack = format!("file:{},share", image.display());
+    let mut back = serve_as(&sandbox, "back", &stack, &[]);
+    let front = over(&sandbox, back.uri(), &["--queues", "2"]);
+    let mut load = fio(&front, "--size=16M --bs=512-64k --iodepth=16 --numjobs=2 --offset_increment=32M");
+    load.args(["--verify_backlog=64", "--time_based", "--runtime=4", "--output=/dev/null"]);
+    let mut load = load.spawn().unwrap();
+    let end = Instant::now() + Duration::from_secs(4);
+    let mut kills = 0;
+    while Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(500));
+        back.kill();
+        std::thread::sleep(Duration::from_millis(kills % 3 * 100));
+        back = serve_as(&sandbox, "back", &stack, &[]);
+        kills += 1;
+    }
+    let status = wait_within(&mut load, PATIENCE).expect("fio ends");
+    assert!(status.success(), "{status} after {kills} kills: {}", front.log());
+    assert!(kills >= 3, "killed {kills} times only");
+    assert!(number(&sandbox, "connections lost") >= kills, "{}", front.log());
+    assert!(number(&sandbox, "requests replayed") > 0, "under load, none was ever unanswered?");
+}
+
+fn a_server_that_hangs_is_given_up_and_found_again(engine: Engine) {
+    let sandbox = Sandbox::new(engine);
+    let back = serve_as(&sandbox, "back", "ram:16M", &[]);
+    let front = over(&sandbox, &format!("{},timeout=300ms,reconnect=0", back.uri()), &[]);
+    let mut peer = Peer::connect(&front.socket(), "front");
+    let data = noise(1, 65536);
+    peer.write(0, &data, CommandFlags::NONE).unwrap();
+    back.signal(Signal::STOP);
+    let start = Instant::now();
+    assert_eq!(peer.read(0, 65536), Err(NbdError::Io));
+    let took = start.elapsed();
+    assert!(took >= Duration::from_millis(250), "given up after {took:?}");
+    assert!(took < Duration::from_secs(3), "given up only after {took:?}");
+    assert_eq!(
+        peer.write(0, &[9; 512], CommandFlags::NONE),
+        Err(NbdError::Io),
+        "and nothing waits meanwhile"
+    );
+    back.signal(Signal::CONT);
+    let found = until(PATIENCE, || peer.read(0, 65536).ok()).expect("it comes back by itself");
+    assert!(found == data);
+    peer.disconnect();
+}
+
+/// A server of that size that answers as the script has it on its first connection, and rightly on all others.
+fn scripted(
+    sandbox: &Sandbox,
+    config: Config,
+    first: impl Fn(&mut Talk, &Request, &[u8]) -> io::Result<Next> + Send + Sync + 'static,
+) -> Scripted {
+    let script = move |talk: &mut Talk, request: &Request, payload: &[u8]| match talk.number {
+        0 => first(talk, request, payload),
+        _ => talk.answer(request, payload),
+    };
+    Scripted::start(&sandbox.path("scripted.sock"), |_| ExportInfo::new(8 * MIB), config, script)
+}
+
+const STRUCTURED: Config =
+    Config { tls: proto::nbd::server::TlsMode::Off, list: true, structured: true, extended: false };
+const SIMPLE: Config = Config { structured: false, ..STRUCTURED };
+const EXTENDED: Config = Config { extended: true, ..STRUCTURED };
+
+type Answer = fn(&mut Talk, &Request) -> io::Result<Next>;
+
+/// A chunk header of a structured reply, whatever it says.
+fn chunk(flags: u16, kind: u16, cookie: u64, len: u32) -> Vec<u8> {
+    let parts: [&[u8]; 5] = [
+        &wire::STRUCTURED_REPLY_MAGIC.to_be_bytes(),
+        &flags.to_be_bytes(),
+        &kind.to_be_bytes(),
+        &cookie.to_be_bytes(),
+        &len.to_be_bytes(),
+    ];
+    parts.concat()
+}
+
+/// What a server must not answer a read of 64 KiB with.
+const NONSENSE: [(&str, Config, Answer); 13] = [
+    ("an answer to nothing", STRUCTURED, |talk, request| {
+        talk.data(
+            &Request { cookie: request.cookie ^ 1 << 40, ..*request },
+            request.offset,
+            &[1; 65536],
+            true,
+        )?;
+        Ok(Next::On)
+    }),
+    ("an answer under a tag that is not in use", SIMPLE, |talk, request| {
+        talk.data(&Request { cookie: request.cookie ^ 7, ..*request }, request.offset, &[1; 65536], true)?;
+        Ok(Next::On)
+    }),
+    ("bytes of no meaning", STRUCTURED, |talk, _| talk.say(&[0x5A; 4096]).map(|()| Next::On)),
+    ("more than was asked for", STRUCTURED, |talk, request| {
+        talk.data(request, request.offset, &[1; 65537], true)?;
+        Ok(Next::On)
+    }),
+    ("less than was asked for", EXTENDED, |talk, request| {
+        talk.data(request, request.offset, &[1; 65535], true)?;
+        Ok(Next::On)
+    }),
+    ("data from elsewhere", STRUCTURED, |talk, request| {
+        talk.data(request, request.offset + 4096, &[1; 65536], true)?;
+        Ok(Next::On)
+    }),
+    ("the same half twice", STRUCTURED, |talk, request| {
+        talk.data(request, request.offset, &[1; 32768], false)?;
+        talk.data(request, request.offset, &[2; 32768], true)?;
+        Ok(Next::On)
+    }),
+    ("success and no data", STRUCTURED, |talk, request| {
+        talk.say(&chunk(1, wire::chunk::NONE, request.cookie, 0)).map(|()| Next::On)
+    }),
+    ("a simple reply where chunks were agreed on", STRUCTURED, |talk, request| {
+        talk.say(&proto::nbd::reply::simple(request.cookie, None)).map(|()| Next::On)
+    }),
+    ("a chunk of 4 GiB", STRUCTURED, |talk, request| {
+        talk.say(&chunk(1, wire::chunk::ERROR, request.cookie, u32::MAX)).map(|()| Next::On)
+    }),
+    ("a chunk of no known type", STRUCTURED, |talk, request| {
+        talk.say(&chunk(1, 77, request.cookie, 16)).map(|()| Next::On)
+    }),
+    ("a status that was not asked for", STRUCTURED, |talk, request| {
+        let body = [[0, 0, 0, 1], [0, 1, 0, 0], [0; 4]].concat();
+        talk.say(&chunk(1, wire::chunk::BLOCK_STATUS, request.cookie, 12))?;
+        talk.say(&body).map(|()| Next::On)
+    }),
+    ("chunks after the last", STRUCTURED, |talk, request| {
+        talk.say(&chunk(1, wire::chunk::NONE, request.cookie, 8)).map(|()| Next::On)
+    }),
+];
+
+fn nonsense_ends_a_connection_and_nothing_else(engine: Engine) {
+    for (what, config, answer) in NONSENSE {
+        let sandbox = Sandbox::new(engine);
+        let back = scripted(&sandbox, config, move |talk, request, payload| match request.command {
+            Command::Read => answer(talk, request),
+            _ => talk.answer(request, payload),
+        });
+        let front = over(&sandbox, &format!("{},timeout=5s", back.uri()), &["--queues", "1"]);
+        let mut peer = Peer::connect(&front.socket(), "front");
+        let data = noise(3, 65536);
+        peer.write(8192, &data, CommandFlags::NONE).unwrap();
+        assert!(peer.read(8192, 65536).unwrap() == data, "{what}: a wrong byte");
+        assert!(front.log().contains("broke the protocol"), "{what}: {}", front.log());
+        assert_eq!(number(&sandbox, "connections lost"), 1, "{what}");
+        assert!(back.seen().contains(&Seen::Gone(0)), "{what}");
+        peer.disconnect();
+    }
+}
+
+fn a_connection_cut_within_data_is_made_again(engine: Engine) {
+    for (config, cut) in
+        [(SIMPLE, 10), (STRUCTURED, 25), (SIMPLE, 5000), (EXTENDED, 300_000), (SIMPLE, 900_000)]
+    {
+        let sandbox = Sandbox::new(engine);
+        let back = scripted(&sandbox, config, move |talk, request, payload| match request.command {
+            Command::Read => {
+                let mut reply = vec![0; 64 + request.len as usize];
+                let style = talk.session.style;
+                let header =
+                    style.put_data_header(&mut reply, request, request.offset, request.len as u32, true);
+                talk.say(&reply[..cut.min(header + request.len as usize)])?;
+                Ok(Next::Close)
+            }
+            _ => talk.answer(request, payload),
+        });
+        let front = over(&sandbox, back.uri(), &["--queues", "1"]);
+        let mut peer = Peer::connect(&front.socket(), "front");
+        let data = noise(3, 1 << 20);
+        peer.write(512, &data, CommandFlags::NONE).unwrap();
+        assert!(peer.read(512, 1 << 20).unwrap() == data, "cut after {cut}");
+        assert_eq!(number(&sandbox, "connections lost"), 1);
+        peer.disconnect();
+    }
+}
+
+#[test]
+fn an_answer_that_comes_twice_is_nonsense() {
+    let sandbox = Sandbox::default();
+    let back = scripted(&sandbox, STRUCTURED, |talk, request, payload| {
+        talk.answer(request, payload)?;
+        if request.command == Command::Read { talk.answer(request, payload) } else { Ok(Next::On) }
+    });
+    let front = over(&sandbox, back.uri(), &["--queues", "1"]);
+    let mut peer = Peer::connect(&front.socket(), "front");
+    for _ in 0..3 {
+        assert_eq!(peer.read(0, 4096).unwrap(), [0; 4096]);
+    }
+    assert_eq!(number(&sandbox, "connections lost"), 1);
+    peer.disconnect();
+}
+
+#[test]
+fn chunks_in_any_order_make_a_read() {
+    let sandbox = Sandbox::default();
+    let back = scripted(&sandbox, STRUCTURED, |talk, request, payload| {
+        if request.command != Command::Read {
+            return talk.answer(request, payload);
+        }
+        let quarter = request.len / 4;
+        let mut hole = [0; 64];
+        for part in [2, 0, 3] {
+            let data = [part as u8 + 1; 16384];
+            talk.data(request, request.offset + part * quarter, &data[..quarter as usize], false)?;
+        }
+        let len =
+            talk.session.style.put_hole(&mut hole, request, request.offset + quarter, quarter as u32, true);
+        talk.say(&hole[..len]).map(|()| Next::On)
+    });
+    let front = over(&sandbox, back.uri(), &["--queues", "1"]);
+    let mut peer = Peer::connect(&front.socket(), "front");
+    let read = peer.read(4096, 65536).unwrap();
+    for (quarter, byte) in [1, 0, 3, 4].into_iter().enumerate() {
+        assert!(read[quarter * 16384..][..16384].iter().all(|&found| found == byte), "quarter {quarter}");
+    }
+    peer.disconnect();
+}
+
+#[test]
+fn a_server_that_shuts_down_is_left_and_its_requests_go_to_the_next() {
+    let sandbox = Sandbox::default();
+    let back = scripted(&sandbox, EXTENDED, |talk, request, _| {
+        talk.end(talk.session.style, request, Some(NbdError::Shutdown)).map(|()| Next::On)
+    });
+    let front = over(&sandbox, back.uri(), &["--queues", "1"]);
+    let mut peer = Peer::connect(&front.socket(), "front");
+    peer.write(0, &[5; 4096], CommandFlags::FUA).unwrap();
+    assert_eq!(peer.read(0, 4096).unwrap(), [5; 4096]);
+    assert!(front.log().contains("shutting down"), "{}", front.log());
+    peer.disconnect();
+}
+
+#[test]
+fn a_device_that_is_removed_says_goodbye() {
+    let sandbox = Sandbox::default();
+    let back = Scripted::start(
+        &sandbox.path("scripted.sock"),
+        |_| ExportInfo::new(MIB),
+        EXTENDED,
+        |talk, request, payload| talk.answer(request, payload),
+    );
+    for used in [true, false] {
+        let before = back.seen().len();
+        let mut front = over(&sandbox, back.uri(), &["--queues", "1"]);
+        if used {
+            let mut peer = Peer::connect(&front.socket(), "front");
+            peer.write(0, &[5; 4096], CommandFlags::NONE).unwrap();
+            peer.disconnect();
+            sandbox.run(&["del", "front"]).ok();
+            front.wait();
+        } else {
+            front.terminate();
+        }
+        let ended = until(PATIENCE, || (back.seen().len() > before).then(|| back.seen())).unwrap();
+        let last = until(PATIENCE, || back.seen().last().cloned().filter(is_disc));
+        assert!(last.is_some(), "used: {used}: {ended:?}");
+        // What was written is flushed before.
+        assert_eq!(back.asked(Command::Flush), 1);
+    }
+    assert!(!back.seen().iter().any(|seen| matches!(seen, Seen::Gone(_))), "{:?}", back.seen());
+}
+
+fn is_disc(seen: &Seen) -> bool {
+    matches!(seen, Seen::Asked(_, Request { command: Command::Disc, .. }))
+}
+
+/// The device behind is `MIB` long at first, and then what comes back is another.
+#[track_caller]
+fn changed(then: ExportInfo, said: &str) {
+    let sandbox = Sandbox::default();
+    let info = move |number| if number == 0 { ExportInfo::new(MIB) } else { then.clone() };
+    let back = Scripted::start(&sandbox.path("scripted.sock"), info, STRUCTURED, |talk, request, payload| {
+        match request.command {
+            Command::Read if talk.number == 0 => Ok(Next::Close),
+            _ => talk.answer(request, payload),
+        }
+    });
+    let front = over(&sandbox, &format!("{},reconnect=500ms", back.uri()), &["--queues", "1"]);
+    let mut peer = Peer::connect(&front.socket(), "front");
+    let start = Instant::now();
+    assert_eq!(peer.read(0, 4096), Err(NbdError::Io));
+    let took = start.elapsed();
+    assert!(took >= Duration::from_millis(450) && took < Duration::from_secs(5), "it waited for {took:?}");
+    assert!(front.log().contains(said), "{}", front.log());
+    assert_eq!(back.asked(Command::Read), 1, "nothing is asked of another export");
+    peer.disconnect();
+    end_without_flush(front);
+}
+
+/// The server of a device that cannot be reached any more.
+fn end_without_flush(mut front: Server) {
+    front.terminate_after_failed_flush("front");
+}
+
+#[test]
+fn an_export_that_has_shrunk_is_not_the_same() {
+    changed(ExportInfo::new(MIB - 4096), "the export has shrunk from 1048576 to 1044480 bytes");
+}
+
+#[test]
+fn an_export_that_can_do_less_is_not_the_same() {
+    changed(ExportInfo { read_only: true, ..ExportInfo::new(MIB) }, "cannot be written any more");
+    changed(ExportInfo { can_fua: false, ..ExportInfo::new(MIB) }, "cannot write through any more");
+    let block_sizes = BlockSizes { minimum: 4096, ..BlockSizes::DEFAULT };
+    changed(ExportInfo { block_sizes, ..ExportInfo::new(MIB) }, "smallest block has grown");
+}
+
+#[test]
+fn a_server_that_cannot_write_through_gets_a_flush_behind_each_such_write() {
+    let sandbox = Sandbox::default();
+    let info = |_| ExportInfo { can_fua: false, ..ExportInfo::new(MIB) };
+    let back = Scripted::start(&sandbox.path("scripted.sock"), info, SIMPLE, |talk, request, payload| {
+        talk.answer(request, payload)
+    });
+    let front = over(&sandbox, back.uri(), &["--queues", "1"]);
+    let mut peer = Peer::connect(&front.socket(), "front");
+    peer.write(0, &[5; 4096], CommandFlags::FUA).unwrap();
+    let seen = back.seen().into_iter().filter_map(|seen| match seen {
+        Seen::Asked(0, request) => Some((request.command, request.flags)),
+        _ => None,
+    });
+    let asked: Vec<_> = seen.collect();
+    assert_eq!(asked, [(Command::Write, CommandFlags::NONE), (Command::Flush, CommandFlags::NONE)]);
+    peer.disconnect();
+}
+
+#[test]
+fn simple_servers_will_do() {
+    let sandbox = Sandbox::default();
+    let info =
+        |_| ExportInfo { can_multi_conn: false, can_trim: false, can_zeroes: false, ..ExportInfo::new(MIB) };
+    let back = Scripted::start(&sandbox.path("scripted.sock"), info, SIMPLE, |talk, request, payload| {
+        assert_eq!(talk.session.style, Style::Simple);
+        talk.answer(request, payload)
+    });
+    let front = over(&sandbox, back.uri(), &["--queues", "2"]);
+    let mut peers = [(); 3].map(|()| Peer::connect(&front.socket(), "front"));
+    for (number, peer) in peers.iter_mut().enumerate() {
+        peer.write(number as u64 * 4096, &[number as u8; 4096], CommandFlags::NONE).unwrap();
+    }
+    for (number, peer) in peers.iter_mut().enumerate() {
+        let other = (number + 1) % 3;
+        assert_eq!(peer.read(other as u64 * 4096, 4096).unwrap(), [other as u8; 4096]);
+        assert_eq!(peer.trim(0, 4096), Err(NbdError::Invalid));
+    }
+    assert!(
+        back.seen().iter().all(|seen| matches!(seen, Seen::Asked(0, _))),
+        "one connection: {:?}",
+        back.seen()
+    );
+    peers.into_iter().for_each(Peer::disconnect);
+}
