@@ -3,7 +3,7 @@
 use crate::DEVICE;
 use crate::fusermount;
 use crate::mounts::{FS_TYPE, SOURCE_PREFIX, mounts};
-use rustix::fs::{Mode, OFlags, open};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, open, statx};
 use rustix::mount::{MountFlags, UnmountFlags};
 use std::ffi::CString;
 use std::io;
@@ -120,8 +120,10 @@ pub fn unmount(path: &Path, lazily: bool, remove_file: bool) -> io::Result<()> {
 
 /// Whether a mount of ours is at `path` that nobody answers for any more.
 pub fn is_dead(path: &Path) -> bool {
-    let silent = std::fs::metadata(path).is_err_and(|why| why.raw_os_error() == Some(libc::ENOTCONN));
-    silent && mounts().is_ok_and(|all| all.iter().any(|one| one.path == path && one.device_name().is_some()))
+    // What the kernel remembers of the file outlives its server.
+    let asked = statx(CWD, path, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS);
+    asked.is_err_and(|why| why == rustix::io::Errno::NOTCONN)
+        && mounts().is_ok_and(|all| all.iter().any(|one| one.path == path && one.device_name().is_some()))
 }
 
 /// Take away what servers that died have left at `path`.

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod disk;
 pub mod guest;
 pub mod peer;
 pub mod raw;

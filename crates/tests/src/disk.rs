@@ -1,0 +1,186 @@
+//! Devices that the kernel knows as files or block devices, for tests that mount what is on them.
+//!
+//! *Invariant:* whatever becomes of a test, nothing of it stays mounted or bound: a [`Loop`] takes away by force what it
+//! can find of its device, and a [`Mount`] unmounts before that.
+
+use crate::server::{Sandbox, Server};
+use crate::tools::{Outcome, command, find, run, skip};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// True if there can be no loop devices over files of ours here; then the calling test is skipped.
+pub fn missing_loop() -> bool {
+    if crate::server::missing_root() {
+        return true;
+    }
+    for (device, module) in [("/dev/fuse", "FUSE"), ("/dev/loop-control", "the loop driver")] {
+        if let Err(why) = std::fs::File::options().read(true).write(true).open(device) {
+            skip(format_args!("no {module} here: {device}: {why}"));
+            return true;
+        }
+    }
+    false
+}
+
+/// True if the kernel has no such file system or the distribution no tools for it; then the test is skipped.
+pub fn missing_file_system(kind: &str) -> bool {
+    if crate::tools::missing(&[&format!("mkfs.{kind}")]) {
+        return true;
+    }
+    let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    let there = known.lines().any(|line| line.trim_start_matches("nodev").trim() == kind)
+        || find("modprobe").is_some() && run(&mut command(&["modprobe", kind])).status.success();
+    if !there {
+        skip(format_args!("this kernel has no {kind}"));
+    }
+    !there
+}
+
+/// A server and the loop device that it shows.
+pub struct Loop<'a> {
+    sandbox: &'a Sandbox,
+    /// The server; taken out by a test that ends it in a way of its own.
+    pub server: Server,
+    /// The block device.
+    pub device: PathBuf,
+    name: String,
+}
+
+impl<'a> Loop<'a> {
+    /// Serve a stack as a loop device.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    #[track_caller]
+    pub fn serve(sandbox: &'a Sandbox, name: &str, stack: &str, more: &[&str]) -> Loop<'a> {
+        let mut words = vec!["serve", stack, "--name", name, "--loop"];
+        words.extend(more);
+        let server = sandbox.start(&mut sandbox.blockyard(&words), 1);
+        let device = PathBuf::from(server.uri());
+        assert!(server.ready()[0].starts_with(&format!("{name} loop /dev/loop")), "{:?}", server.ready());
+        Loop { sandbox, server, device, name: name.to_owned() }
+    }
+
+    /// Its path as text.
+    pub fn path(&self) -> &str {
+        self.device.to_str().expect("a path in /dev")
+    }
+
+    /// Make a file system on it.
+    ///
+    /// # Panics
+    /// If that fails.
+    #[track_caller]
+    pub fn format(&self, kind: &str) {
+        let tool = format!("mkfs.{kind}");
+        let force = if kind == "ext4" { "-F" } else { "-f" };
+        run(&mut command(&[&tool, "-q", force, self.path()])).ok();
+    }
+
+    /// Mount what is on it.
+    ///
+    /// # Panics
+    /// If that fails.
+    #[track_caller]
+    pub fn mount(&self, kind: &str) -> Mount {
+        Mount::new(self.sandbox, self.path(), kind)
+    }
+
+    /// Check the file system on it, which is not mounted.
+    ///
+    /// # Panics
+    /// If it has errors.
+    #[track_caller]
+    pub fn check(&self, kind: &str) {
+        check(self.path(), kind);
+    }
+}
+
+/// Check a file system that is not mounted.
+///
+/// # Panics
+/// If it has errors.
+#[track_caller]
+pub fn check(device: &str, kind: &str) {
+    let words: &[&str] = match kind {
+        "ext4" => &["e2fsck", "-f", "-n", device],
+        "xfs" => &["xfs_repair", "-n", device],
+        "btrfs" => &["btrfs", "check", "--readonly", device],
+        other => panic!("no check for {other}"),
+    };
+    run(&mut command(words)).ok();
+}
+
+impl Drop for Loop<'_> {
+    fn drop(&mut self) {
+        // A test that passed has left nothing; one that failed may have left anything.
+        for words in [["del", &self.name, "--force"], ["del", &self.name, "--force"]] {
+            let _ = self.sandbox.run(&words);
+        }
+    }
+}
+
+/// A mounted file system.
+pub struct Mount {
+    path: PathBuf,
+}
+
+impl Mount {
+    /// Mount a device in the sandbox.
+    ///
+    /// # Panics
+    /// If that fails.
+    #[track_caller]
+    pub fn new(sandbox: &Sandbox, device: &str, kind: &str) -> Mount {
+        let name = format!("mnt-{}", device.trim_start_matches("/dev/").replace('/', "-"));
+        let path = sandbox.path(&name);
+        std::fs::create_dir_all(&path).expect("a folder in the sandbox");
+        let mount = Mount { path };
+        run(command(&["mount", "-t", kind, device]).arg(&mount.path)).ok();
+        mount
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Unmount it.
+    ///
+    /// # Panics
+    /// If it is in use.
+    #[track_caller]
+    pub fn unmount(self) {
+        run(command(&["umount"]).arg(&self.path)).ok();
+        std::mem::forget(self);
+    }
+
+    /// Run a script of the shell in it; it stops at the first error.
+    ///
+    /// # Panics
+    /// If it takes too long.
+    #[track_caller]
+    pub fn shell(&self, script: &str) -> Outcome {
+        shell(script, &[("M", &self.path)])
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = run(command(&["umount", "-l"]).arg(&self.path));
+    }
+}
+
+/// Run a script of the shell with these paths as its variables; it stops at the first error.
+///
+/// # Panics
+/// If it takes too long.
+#[track_caller]
+pub fn shell(script: &str, paths: &[(&str, &Path)]) -> Outcome {
+    let mut bash = Command::new("bash");
+    bash.args(["-euo", "pipefail", "-c", script]);
+    for (name, path) in paths {
+        bash.env(name, path);
+    }
+    run(&mut bash)
+}

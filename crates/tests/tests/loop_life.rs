@@ -1,0 +1,387 @@
+//! Devices as files and as loop devices: what they say of themselves, what reaches the backend, how they are taken away
+//! while somebody uses them, and after their server was killed.
+
+use blockyard_tests::disk::{Loop, missing_file_system, missing_loop, shell};
+use blockyard_tests::server::{Engine, Sandbox, Server};
+use blockyard_tests::tools::{PATIENCE, missing, until};
+use serde_json::Value;
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+const MIB: u64 = 1 << 20;
+
+/// Serve a stack as a file.
+#[track_caller]
+fn as_file(sandbox: &Sandbox, stack: &str, more: &[&str]) -> (Server, PathBuf) {
+    let path = sandbox.path("disk.raw");
+    let path_text = path.to_string_lossy().into_owned();
+    let mut words = vec!["serve", stack, "--name", "disk", "--fuse", &path_text];
+    words.extend(more);
+    let server = sandbox.start(&mut sandbox.blockyard(&words), 1);
+    assert_eq!(server.ready(), [format!("disk fuse {path_text}")]);
+    (server, path)
+}
+
+fn open(path: &Path) -> File {
+    File::options().read(true).write(true).open(path).expect("the device's file opens")
+}
+
+/// How often the device did this.
+fn counted(sandbox: &Sandbox, op: &str) -> u64 {
+    let socket = sandbox.run_dir().join("disk.control");
+    let text = shell("curl -s --unix-socket \"$S\" http://localhost/devices/disk/stats", &[("S", &socket)]);
+    let stats: Value = serde_json::from_str(&text.ok()).expect("JSON");
+    stats["operations"][op]["ios"].as_u64().unwrap_or_else(|| panic!("no {op} in {stats}"))
+}
+
+/// What is mounted of ours in the sandbox, and bound.
+fn left_behind(sandbox: &Sandbox) -> Vec<String> {
+    let dir = sandbox.path("").to_string_lossy().into_owned();
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mut left: Vec<String> =
+        mounts.lines().filter(|line| line.contains(&dir)).map(str::to_owned).collect();
+    for entry in std::fs::read_dir("/sys/block").into_iter().flatten().flatten() {
+        let file = std::fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
+        if file.starts_with(&dir) {
+            left.push(file);
+        }
+    }
+    left
+}
+
+#[test]
+fn fuse_file_reads_and_writes_what_the_device_holds_io_uring() {
+    fuse_file_reads_and_writes_what_the_device_holds(Engine::IoUring);
+}
+
+#[test]
+fn fuse_file_reads_and_writes_what_the_device_holds_epoll() {
+    fuse_file_reads_and_writes_what_the_device_holds(Engine::Epoll);
+}
+
+fn fuse_file_reads_and_writes_what_the_device_holds(engine: Engine) {
+    if missing_loop() {
+        return;
+    }
+    let sandbox = Sandbox::new(engine);
+    let image = sandbox.noise("image", 8 << 20);
+    let (mut server, path) =
+        as_file(&sandbox, &format!("file:{}", image.display()), &["--ring", engine.name()]);
+    let before = std::fs::read(&image).expect("the image");
+    assert_eq!(std::fs::read(&path).expect("all of it at once"), before);
+    let file = open(&path);
+    // Any offset and any length, as a file has it.
+    for (offset, len) in [(0, 1), (1, 511), (4095, 3), (MIB - 7, 2 * MIB as usize + 9), (8 * MIB - 5, 5)] {
+        let data = blockyard_tests::server::noise(offset + 1, len);
+        file.write_all_at(&data, offset).expect("a write");
+        let mut back = vec![0; len];
+        file.read_exact_at(&mut back, offset).expect("a read");
+        assert!(back == data, "{len} bytes at {offset}");
+        let mut stored = vec![0; len];
+        File::open(&image).expect("the image").read_exact_at(&mut stored, offset).expect("a read");
+        assert!(stored == data, "{len} bytes at {offset} in the image");
+    }
+    // What lies behind the end is as with a block device.
+    assert_eq!(file.read_at(&mut [0; 16], 8 * MIB).expect("the end"), 0);
+    assert_eq!(file.write_at(&[1; 16], 8 * MIB - 8).expect("what fits"), 8);
+    assert_eq!(file.write_at(&[1; 16], 8 * MIB).map_err(|why| why.kind()), Err(ErrorKind::StorageFull));
+    drop(file);
+    server.terminate();
+    assert!(!path.exists(), "the file that was made for it goes with it");
+}
+
+#[test]
+fn fuse_file_has_a_devices_size_and_keeps_it() {
+    if missing_loop() {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let (mut server, path) = as_file(&sandbox, "ram:4M", &[]);
+    let file = open(&path);
+    file.write_all_at(b"kept", 0).expect("a write");
+    assert_eq!(file.set_len(1).map_err(|why| why.kind()), Err(ErrorKind::InvalidInput));
+    file.set_len(4 * MIB).expect("the size that it has");
+    // O_TRUNC is for files; block devices do not mind it.
+    drop(File::options().write(true).truncate(true).open(&path).expect("it opens"));
+    assert_eq!(std::fs::metadata(&path).expect("metadata").len(), 4 * MIB);
+    assert_eq!(&std::fs::read(&path).expect("its content")[..4], b"kept");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).expect("its mode");
+    assert_eq!(std::fs::metadata(&path).expect("metadata").mode() & 0o7777, 0o640);
+    drop(file);
+    server.terminate();
+}
+
+#[test]
+fn fuse_file_passes_on_flushes_zeroes_and_holes() {
+    if missing_loop() || missing(&["fallocate", "curl"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let image = sandbox.noise("image", 8 << 20);
+    let (mut server, path) = as_file(&sandbox, &format!("file:{}", image.display()), &[]);
+    let file = open(&path);
+    file.write_all_at(&[1; 4096], 0).expect("a write");
+    let before = counted(&sandbox, "flush");
+    file.sync_all().expect("fsync");
+    file.sync_data().expect("fdatasync");
+    assert_eq!(counted(&sandbox, "flush"), before + 2);
+    let durable = File::options().write(true).custom_flags(0o10000).open(&path).expect("with O_DSYNC");
+    durable.write_all_at(&[2; 4096], 4096).expect("a write that lasts");
+    let blocks = || std::fs::metadata(&image).expect("the image").blocks();
+    let whole = blocks();
+    shell("fallocate --punch-hole --offset 1M --length 4M \"$F\"", &[("F", &path)]).ok();
+    assert!(blocks() + 8000 <= whole, "4 MiB are given back: {} of {whole} blocks are left", blocks());
+    let mut back = vec![9; 4 << 20];
+    file.read_exact_at(&mut back, MIB).expect("a read");
+    assert!(back.iter().all(|byte| *byte == 0));
+    shell("fallocate --zero-range --offset 6M --length 64K \"$F\"", &[("F", &path)]).ok();
+    file.read_exact_at(&mut back[..65536], 6 * MIB).expect("a read");
+    assert!(back[..65536].iter().all(|byte| *byte == 0));
+    assert_eq!(rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(0)), Ok(MIB));
+    assert_eq!(rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(MIB)), Ok(5 * MIB));
+    drop((file, durable));
+    server.terminate();
+}
+
+#[test]
+fn fuse_file_of_large_blocks_is_read_anyhow_and_written_by_blocks() {
+    if missing_loop() {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let image = sandbox.noise("image", 1 << 20);
+    let stack = format!("file:{},block=4096", image.display());
+    let (mut server, path) = as_file(&sandbox, &stack, &["--layer", "split,max_sectors=64"]);
+    let file = open(&path);
+    let mut back = [0; 3000];
+    file.read_exact_at(&mut back, 5000).expect("a read across blocks");
+    assert_eq!(back[..], std::fs::read(&image).expect("the image")[5000..8000]);
+    file.write_all_at(&[3; 8192], 4096).expect("whole blocks");
+    assert_eq!(file.write_at(&[3; 512], 0).map_err(|why| why.kind()), Err(ErrorKind::InvalidInput));
+    drop(file);
+    server.terminate();
+}
+
+#[test]
+fn fuse_file_of_a_read_only_device_cannot_be_written() {
+    if missing_loop() {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let image = sandbox.noise("image", 1 << 20);
+    let (mut server, path) = as_file(&sandbox, &format!("file:{},ro", image.display()), &[]);
+    let refused = File::options().write(true).open(&path).map_err(|why| why.kind()).err();
+    assert_eq!(refused, Some(ErrorKind::ReadOnlyFilesystem));
+    assert_eq!(std::fs::read(&path).expect("a read"), std::fs::read(&image).expect("the image"));
+    server.terminate();
+}
+
+#[test]
+fn fuse_passthrough_reads_and_writes_the_image_itself() {
+    if missing_loop() || missing(&["curl"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let image = sandbox.noise("image", 4 << 20);
+    let path = sandbox.path("disk.raw");
+    let export = format!("{},passthrough", path.display());
+    let words = ["serve", &format!("file:{}", image.display()), "--name", "disk", "--fuse", &export];
+    let outcome = until(std::time::Duration::ZERO, || {
+        let started = std::panic::catch_unwind(|| sandbox.start(&mut sandbox.blockyard(&words), 1));
+        Some(started.ok())
+    });
+    let Some(Some(mut server)) = outcome else {
+        return blockyard_tests::tools::skip(
+            "this kernel cannot pass FUSE's I/O through (6.9 and later can)",
+        );
+    };
+    let file = open(&path);
+    file.write_all_at(&[7; 4096], 8192).expect("a write");
+    file.sync_all().expect("fsync");
+    assert_eq!(std::fs::read(&image).expect("the image")[8192..12288], [7; 4096]);
+    assert_eq!(counted(&sandbox, "write"), 0, "the kernel does it by itself");
+    let shown = sandbox.run(&["show", "disk"]).ok();
+    assert!(shown.contains("passed through and not counted"), "{shown}");
+    drop(file);
+    server.terminate();
+    let layered = sandbox.run(&["serve", "ram:1M", "--fuse", &export]).failed_with(1);
+    assert!(layered.contains("only a whole file"), "{layered}");
+}
+
+#[test]
+fn fuse_file_does_not_hide_data_and_says_who_uses_it() {
+    if missing_loop() {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let image = sandbox.noise("precious", 4096);
+    let refused = sandbox.run(&["serve", "ram:1M", "--fuse", &image.to_string_lossy()]).failed_with(1);
+    assert!(refused.contains("there is data in it"), "{refused}");
+    let path = sandbox.path("disk.raw");
+    sandbox.run(&["add", "ram:1M", "--name", "disk", "--fuse", &path.to_string_lossy()]).ok();
+    let user = open(&path);
+    let refused = sandbox.run(&["del", "disk"]).failed_with(1);
+    assert!(refused.contains(&format!("({})", std::process::id())), "{refused}");
+    assert_eq!(user.write_at(&[1; 512], 0).expect("it is still served"), 512);
+    sandbox.run(&["del", "disk", "--force"]).ok();
+    assert!(user.write_at(&[1; 512], 0).is_err());
+    assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+}
+
+#[test]
+fn what_a_killed_server_mounted_is_taken_away_by_del_and_by_add() {
+    if missing_loop() {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let path = sandbox.path("disk.raw");
+    for _ in 0..2 {
+        let words = ["serve", "ram:1M", "--name", "disk", "--fuse", &path.to_string_lossy()];
+        let mut server = sandbox.start(&mut sandbox.blockyard(&words), 1);
+        assert_eq!(std::fs::metadata(&path).expect("it answers").len(), MIB);
+        server.kill();
+        assert!(File::open(&path).is_err());
+    }
+    sandbox.run(&["del", "disk"]).ok();
+    assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+    sandbox.run(&["del", "disk"]).failed_with(1);
+}
+
+#[test]
+fn loop_device_is_direct_and_has_the_devices_blocks() {
+    if missing_loop() || missing(&["blockdev", "losetup"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    for (stack, block, ro) in [("ram:16M", "512", "0"), ("ram:16M", "4096", "0"), ("image,ro", "512", "1")] {
+        sandbox.image("image", 16 * MIB);
+        let stack = if stack.starts_with("image") { format!("file:{stack}") } else { stack.to_owned() };
+        let limits = format!("logical_block_size={block}");
+        let mut disk = Loop::serve(&sandbox, "disk", &stack, &["--limits", &limits]);
+        let facts = shell(
+            "blockdev --getss --getsize64 --getro \"$D\"; losetup -nO DIO \"$D\"",
+            &[("D", &disk.device)],
+        );
+        assert_eq!(facts.ok().split_whitespace().collect::<Vec<_>>(), [block, "16777216", ro, "1"]);
+        disk.server.terminate();
+        assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn loop_number_can_be_chosen_and_one_that_is_taken_is_refused() {
+    if missing_loop() {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let server = |name: &str| {
+        sandbox.start(&mut sandbox.blockyard(&["serve", "ram:1M", "--name", name, "--loop=777"]), 1)
+    };
+    let mut first = server("one");
+    assert_eq!(first.uri(), "/dev/loop777");
+    let refused = sandbox.run(&["serve", "ram:1M", "--name", "two", "--loop=777"]).failed_with(1);
+    assert!(refused.contains("/dev/loop777") && refused.contains("another"), "{refused}");
+    first.terminate();
+    assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+}
+
+#[test]
+fn del_of_a_mounted_loop_device_says_where_and_changes_nothing() {
+    if missing_loop() || missing_file_system("ext4") {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let mut disk = Loop::serve(&sandbox, "disk", "ram:32M", &[]);
+    disk.format("ext4");
+    let mount = disk.mount("ext4");
+    mount.shell("echo before > \"$M/file\"; sync -f \"$M\"").ok();
+    let refused = sandbox.run(&["del", "disk"]).failed_with(1);
+    assert!(refused.contains(&mount.path().to_string_lossy().into_owned()), "{refused}");
+    mount.shell("echo after >> \"$M/file\"; sync -f \"$M\"; grep -q before \"$M/file\"").ok();
+    mount.unmount();
+    sandbox.run(&["del", "disk"]).ok();
+    disk.server.wait();
+    assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+}
+
+#[test]
+fn a_server_that_is_told_to_end_waits_for_the_file_system_on_it() {
+    if missing_loop() || missing_file_system("ext4") {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let image = sandbox.image("image", 32 * MIB);
+    let mut disk = Loop::serve(&sandbox, "disk", &format!("file:{}", image.display()), &[]);
+    disk.format("ext4");
+    let mount = disk.mount("ext4");
+    disk.server.signal(rustix::process::Signal::TERM);
+    until(PATIENCE, || disk.server.log().contains("in use").then_some(()))
+        .expect("it says what it waits for");
+    mount.shell("echo late > \"$M/file\"; sync -f \"$M\"").ok();
+    mount.unmount();
+    assert!(disk.server.wait().success());
+    blockyard_tests::disk::check(&image.to_string_lossy(), "ext4");
+    let kept = shell("debugfs -R 'cat /file' \"$I\"", &[("I", &image)]).ok();
+    assert_eq!(kept.trim(), "late");
+}
+
+#[test]
+fn del_force_leaves_users_with_errors_and_nothing_behind() {
+    if missing_loop() || missing_file_system("ext4") {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let mut disk = Loop::serve(&sandbox, "disk", "ram:32M", &[]);
+    disk.format("ext4");
+    let mount = disk.mount("ext4");
+    mount.shell("echo x > \"$M/file\"; sync -f \"$M\"").ok();
+    sandbox.run(&["del", "disk", "--force"]).ok();
+    assert!(disk.server.wait().success());
+    mount.shell("echo y > \"$M/other\"; sync -f \"$M\"").failed();
+    mount.unmount();
+    until(PATIENCE, || left_behind(&sandbox).is_empty().then_some(())).expect("nothing is left");
+}
+
+#[test]
+fn loop_device_of_a_killed_server_is_taken_away_and_served_anew() {
+    if missing_loop() || missing_file_system("ext4") {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let image = sandbox.image("image", 64 * MIB);
+    let stack = format!("file:{}", image.display());
+    let mut disk = Loop::serve(&sandbox, "disk", &stack, &[]);
+    disk.format("ext4");
+    let mount = disk.mount("ext4");
+    mount.shell("echo kept > \"$M/file\"; sync -f \"$M\"").ok();
+    disk.server.kill();
+    mount.shell("echo lost > \"$M/other\"; sync -f \"$M\"").failed();
+    let told = sandbox.run(&["del", "disk"]).failed_with(1);
+    assert!(told.contains(&mount.path().to_string_lossy().into_owned()), "{told}");
+    // The name can be used again at once, whoever still holds the device of the dead one.
+    let mut again = Loop::serve(&sandbox, "disk", &stack, &[]);
+    mount.unmount();
+    let mount = again.mount("ext4");
+    mount.shell("test \"$(cat \"$M/file\")\" = kept").ok();
+    mount.unmount();
+    again.check("ext4");
+    again.server.terminate();
+    assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+}
+
+#[test]
+fn loop_device_follows_the_size_of_its_device() {
+    if missing_loop() || missing(&["blockdev"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let image = sandbox.image("image", 16 * MIB);
+    let mut disk = Loop::serve(&sandbox, "disk", &format!("file:{}", image.display()), &[]);
+    let size = || shell("blockdev --getsize64 \"$D\"", &[("D", &disk.device)]).ok().trim().to_owned();
+    assert_eq!(size(), "16777216");
+    sandbox.run(&["resize", "disk", "24M"]).ok();
+    assert_eq!(size(), "25165824");
+    disk.server.terminate();
+}
