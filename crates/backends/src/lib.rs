@@ -34,7 +34,7 @@ pub use null::{
     Completion, CompletionError, IrqMode, Null, NullError, NullNode, NullSpec, ZonedError, ZonedSpec,
 };
 pub use ram::{Ram, RamError, RamNode, RamSpec};
-pub use zero::{Zero, ZeroNode, ZeroPages};
+pub use zero::{Zero, ZeroNode, ZeroPages, zero_file};
 
 pub use block::{Abilities as Features, Fact};
 

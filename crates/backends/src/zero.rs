@@ -7,10 +7,11 @@ use crate::pieces::{fill_zeroes, one_extent};
 use crate::ram::Memory;
 use crate::{Backend, Fact, Features};
 use block::{Bytes, Cookie, Data, Extent, Flags, Op, QueueLimits, Region, Request, Segment, Status};
-use queue::{Cx, Node, Ring, Verdict};
+use queue::{Cx, FileId, FileOp, Node, Ring, Verdict};
 use ring::ForeignMemory;
 use std::io;
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, OnceLock};
 
 /// The shared part: a size.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +27,7 @@ impl Zero {
 
     /// The node of one hardware queue. `pages`: where the queue's ring knows [`ZeroPages`], if it does.
     pub fn node(&self, pages: Option<Region>) -> ZeroNode {
-        ZeroNode { pages }
+        ZeroNode { pages, file: None }
     }
 }
 
@@ -72,45 +73,86 @@ impl ZeroPages {
     }
 }
 
+/// `/dev/zero`, opened once for the whole process: what a read is filled from whose memory only the kernel can reach.
+///
+/// # Errors
+/// The system's.
+pub fn zero_file() -> io::Result<Arc<OwnedFd>> {
+    static FILE: OnceLock<Arc<OwnedFd>> = OnceLock::new();
+    if let Some(file) = FILE.get() {
+        return Ok(file.clone());
+    }
+    let opened: OwnedFd = std::fs::File::open("/dev/zero")?.into();
+    Ok(FILE.get_or_init(|| Arc::new(opened)).clone())
+}
+
 /// Reads are zeroes, and everything else is done at once.
 #[derive(Clone, Copy, Debug)]
 pub struct ZeroNode {
     pages: Option<Region>,
+    /// [`zero_file`], where the queue's ring knows it.
+    file: Option<FileId>,
 }
 
 impl ZeroNode {
-    /// Do it. Never waits; fails only what is for zoned devices.
+    /// With [`zero_file`], as the queue's ring knows it: then requests may bring memory that only the kernel can reach.
+    #[must_use]
+    pub fn with_file(self, file: FileId) -> ZeroNode {
+        ZeroNode { file: Some(file), ..self }
+    }
+
+    /// The ring has filled the memory of a read.
+    pub(crate) fn filled(req: &Request, result: i64) -> Verdict {
+        // A signal may cut it short: then it is begun again.
+        if (0..req.len.0 as i64).contains(&result) || result == -i64::from(libc::EINTR) {
+            return Verdict::Busy;
+        }
+        Verdict::Up(Status::from_result(result, req.len.0))
+    }
+
+    /// Do it. Waits for nothing but memory that has to be filled by the kernel; fails only what is for zoned devices.
     #[inline]
-    fn answer<R: Ring>(&mut self, req: &mut Request, cx: &mut Cx<'_, R>) -> Status {
+    fn answer<R: Ring>(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         match req.op {
             Op::Read => match self.pages {
                 Some(region) if req.flags.has(Flags::MAY_LEND) && req.len <= ZeroPages::LEN => {
                     req.data = Data::One(Segment { offset: 0, len: req.len.0 as u32, region });
                 }
-                _ => touch(req, cx),
+                _ => return self.touch(io, req, cx),
             },
-            Op::Extents => touch(req, cx),
+            Op::Extents => return self.touch(io, req, cx),
             Op::Write | Op::Flush | Op::Discard | Op::WriteZeroes | Op::Prefetch => {}
-            _ => return Status::NotSupported,
+            _ => return Verdict::Up(Status::NotSupported),
         }
-        Status::Ok
+        Verdict::Up(Status::Ok)
     }
-}
 
-/// What writes to the request's memory; kept apart so that what does not stays a few instructions.
-#[inline(never)]
-fn touch<R: Ring>(req: &Request, cx: &mut Cx<'_, R>) {
-    if req.op == Op::Extents {
-        one_extent(cx, req.data, Extent { len: req.len, hole: true, zero: true });
-    } else {
+    /// What writes to the request's memory; kept apart so that what does not stays a few instructions.
+    #[inline(never)]
+    fn touch<R: Ring>(&self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
+        if req.op == Op::Extents {
+            one_extent(cx, req.data, Extent { len: req.len, hole: true, zero: true });
+            return Verdict::Up(Status::Ok);
+        }
+        if let (Some(file), Data::One(segment)) = (self.file, req.data)
+            && cx.ring.is_opaque(segment)
+        {
+            let started = cx.start(io, file, FileOp::Read { offset: 0 }, req.data, req.len.0);
+            return if started.is_ok() { Verdict::Held } else { Verdict::Busy };
+        }
         fill_zeroes(cx, req.data, 0, req.len.0);
+        Verdict::Up(Status::Ok)
     }
 }
 
 impl<R: Ring> Node<R> for ZeroNode {
     #[inline]
-    fn submit(&mut self, _io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
-        Verdict::Up(self.answer(req, cx))
+    fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
+        self.answer(io, req, cx)
+    }
+
+    fn reap(&mut self, _: Cookie, req: &mut Request, result: i64, _: &mut Cx<'_, R>) -> Verdict {
+        ZeroNode::filled(req, result)
     }
 }
 

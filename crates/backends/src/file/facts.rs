@@ -40,9 +40,10 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Every request of whole blocks goes to the file as it is, in the memory that it brings.
+    /// Every request of whole blocks goes to the file as it is, in the memory that it brings: direct I/O needs no window
+    /// to copy through.
     pub fn takes_any_block(&self) -> bool {
-        self.direct.is_some_and(|alignment| alignment.offset <= self.block)
+        self.direct.is_none_or(|alignment| alignment.offset <= self.block)
     }
 }
 

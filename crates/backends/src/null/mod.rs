@@ -15,7 +15,7 @@ use crate::ram::{Ram, RamError, RamNode, RamSpec};
 use crate::zero::{Zero, ZeroNode};
 use crate::{Backend, Fact, Features};
 use block::{Bytes, Cookie, QueueLimits, Region, Request, Sectors, Status};
-use queue::{Cx, Node, NodeId, Ring, Verdict};
+use queue::{Cx, FileId, Node, NodeId, Ring, Verdict};
 use std::str::FromStr;
 use std::sync::Arc;
 use zoned::ZonedNode;
@@ -150,6 +150,11 @@ impl Null {
         self.ram.as_ref()
     }
 
+    /// Nothing that is written is kept, and there are no zones: nobody looks at data.
+    pub fn is_hollow(&self) -> bool {
+        self.ram.is_none() && self.zones.is_none()
+    }
+
     /// The node of one hardware queue. `region`: what reads are lent from, if the queue's ring knows it: the
     /// memory of [`ram`](Null::ram), or [`ZeroPages`](crate::ZeroPages) where there is none.
     pub fn node(&self, region: Option<Region>) -> NullNode {
@@ -259,7 +264,7 @@ impl Content {
 
     fn reap<R: Ring>(&mut self, io: Cookie, req: &mut Request, result: i64, cx: &mut Cx<'_, R>) -> Verdict {
         match self {
-            Content::Zero(_) => Verdict::Up(Status::from_result(result, 0)),
+            Content::Zero(_) => ZeroNode::filled(req, result),
             Content::Kept(ram) => ram.reap(io, req, result, cx),
         }
     }
@@ -281,6 +286,16 @@ pub struct NullNode {
 }
 
 impl NullNode {
+    /// With [`zero_file`](crate::zero_file), as the queue's ring knows it: then requests may bring memory that only
+    /// the kernel can reach. Without effect on a device that keeps what is written.
+    #[must_use]
+    pub fn with_file(mut self, file: FileId) -> NullNode {
+        if let Body::Plain(Content::Zero(zero)) = &mut self.body {
+            *zero = zero.with_file(file);
+        }
+        self
+    }
+
     /// What the content answered: keep it for its time.
     fn hold<R: Ring>(&mut self, io: Cookie, verdict: Verdict, cx: &mut Cx<'_, R>) -> Verdict {
         let (Verdict::Up(status), Completion::After(nanos)) = (verdict, self.completion) else {

@@ -4,7 +4,7 @@ use super::Held;
 use crate::device::DeviceError;
 use crate::dial::Remote;
 use crate::spec::{Direct, IrqMode, NullSpec, StackSpec};
-use backends::{Backend, Completion, Failing, File, Null, Ram, Zero, ZeroPages};
+use backends::{Backend, Completion, Failing, File, Null, Ram, Zero, ZeroPages, zero_file};
 use block::Profile;
 use queue::Node;
 use ring::KernelRing;
@@ -73,9 +73,12 @@ impl Source {
             lends: matches!(self, Source::Ram(_) | Source::Null(..) | Source::Zero(..)),
             in_place: matches!(self, Source::File(file) if file.shared().facts().direct.is_none()),
             sparse: matches!(self, Source::File(_) | Source::Ram(_) | Source::Zero(..)),
-            // Direct I/O on whole blocks needs no window to copy through. What goes through the page cache is
-            // mostly done in place, which takes memory of our own.
-            opaque: matches!(self, Source::File(file) if file.shared().facts().takes_any_block()),
+            opaque: match self {
+                Source::File(file) => file.shared().facts().takes_any_block(),
+                Source::Null(null, _) => null.is_hollow(),
+                Source::Zero(..) | Source::Failing(_) => true,
+                Source::Ram(_) | Source::Nbd(_) => false,
+            },
         }
     }
 
@@ -103,11 +106,15 @@ impl Source {
             Source::Null(null, pages) => {
                 let memory = null.ram().map_or_else(|| pages.memory(), |ram| ram.memory());
                 let region = held.region(ring, memory);
-                Box::new(null.node(Some(region)))
+                let file = ring.add_file(zero_file()?)?;
+                held.files.push(file);
+                Box::new(null.node(Some(region)).with_file(file))
             }
             Source::Zero(zero, pages) => {
                 let region = held.region(ring, pages.memory());
-                Box::new(zero.node(Some(region)))
+                let file = ring.add_file(zero_file()?)?;
+                held.files.push(file);
+                Box::new(zero.node(Some(region)).with_file(file))
             }
             Source::Failing(failing) => Box::new(failing.node()),
             Source::Nbd(remote) => Box::new(remote.nbd.node(held.nudge.clone()).map_err(io::Error::other)?),

@@ -6,6 +6,7 @@ use ::ublk::model::{ClientRequest, Finished, Model, ModelConfig};
 use ::ublk::{
     Driver as Control, Features, IoCommand, IoFlags, IoOp, KernelOp, NewDevice, ParamTypes, Params,
 };
+use backends::{Null, NullSpec};
 use queue::{Queue, QueueConfig, Ring as _, Stack};
 use sim::nodes::{Lender, PlainFile};
 use sim::{Disk, DiskConfig, Faults, Rng, SimRing, Tracer};
@@ -21,6 +22,8 @@ const IO_MAX: Bytes = Bytes(64 << 10);
 enum Behind {
     File,
     Lender,
+    /// Reads are zeroes, which a file of zeroes fills in where nobody else can.
+    Null,
 }
 
 struct Rig {
@@ -63,6 +66,10 @@ fn rig(mode: DataMode, behind: Behind) -> Rig {
     match behind {
         Behind::File => stack.backend(Box::new(PlainFile::new(disk, None))),
         Behind::Lender => stack.backend(Box::new(Lender::new(lent))),
+        Behind::Null => {
+            let null = Null::new(&NullSpec { size: DISK, ..NullSpec::default() }).unwrap();
+            stack.backend(Box::new(null.node(None).with_file(disk)))
+        }
     };
     let config = QueueConfig { id, depth: DEPTH + 1, segments_per_tag: 1, timeout_ns: None };
     let mut queue = Queue::new(config, stack).unwrap();
@@ -178,6 +185,16 @@ fn what_is_written_is_read_back_in_every_mode() {
         rig.front.close(rig.queue, &mut rig.ring);
         let lane = usize::from(mode == DataMode::Copy);
         assert_eq!(rig.memory_in_use() + lane, idle, "{mode} keeps memory");
+    }
+}
+
+#[test]
+fn a_null_device_reads_as_zeroes_in_every_mode() {
+    for mode in DataMode::ALL {
+        let mut rig = rig(mode, Behind::Null);
+        assert_eq!(rig.carry(request(KernelOp::Write, 0, 8, 9)).errno, 0, "{mode}");
+        let read = rig.carry(request(KernelOp::Read, 0, 8, 0xee));
+        assert_eq!((read.errno, read.data), (0, vec![0; 4096]), "{mode}");
     }
 }
 
