@@ -108,6 +108,7 @@ pub struct Device {
     /// What queues that are gone have counted.
     past: Mutex<Snapshot>,
     opened: Instant,
+    forced: AtomicBool,
 }
 
 impl Device {
@@ -129,7 +130,23 @@ impl Device {
             lanes: Mutex::default(),
             past: Mutex::default(),
             opened: Instant::now(),
+            forced: AtomicBool::new(false),
         })
+    }
+
+    /// Whether what it holds is there after its process.
+    pub fn survives(&self) -> bool {
+        self.stack().survives()
+    }
+
+    /// Whoever uses it is not to keep it from being removed.
+    pub fn force(&self) {
+        self.forced.store(true, Relaxed);
+    }
+
+    /// Whether it is to be removed whoever uses it.
+    pub(crate) fn is_forced(&self) -> bool {
+        self.forced.load(Relaxed)
     }
 
     /// Its name.
@@ -171,7 +188,7 @@ impl Device {
     }
 
     /// What the whole stack is at the moment: what a backend was seen not to do is withdrawn.
-    fn profile(&self) -> Profile {
+    pub(crate) fn profile(&self) -> Profile {
         self.form().tree.current()
     }
 

@@ -11,7 +11,9 @@ use crate::nbd::{Listener, NameTaken, Tls, TlsError};
 use crate::nbd_device::NbdDeviceError;
 use crate::reactor::{Attach, Reactor};
 use crate::spec::{Bytes, FuseSpec, LoopSpec, NbdAddress, TlsSpec};
+use crate::ublk::UblkError;
 use ring::{EngineInfo, RingConfig};
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -82,6 +84,9 @@ pub enum HostError {
     /// It cannot be shown as a loop device, or not be taken away.
     #[error(transparent)]
     Loop(#[from] LoopError),
+    /// The kernel block device.
+    #[error(transparent)]
+    Ublk(#[from] UblkError),
     /// The last flush failed: what was written since the one before may be lost.
     #[error("the final flush failed: writes that were not flushed before may be lost")]
     Flush,
@@ -120,6 +125,12 @@ pub(crate) trait Export: Send + Sync {
         Box::pin(async { Ok(()) })
     }
 
+    /// Stop serving and leave what there is to another process, which takes it over: this one is about to end.
+    /// Clients that find the next process by themselves need nothing.
+    fn leave(&self) -> BoxFuture<'_, Result<(), HostError>> {
+        Box::pin(async { Ok(()) })
+    }
+
     /// The device's queues are gone: remove what is left of the export.
     fn closed(&self) -> BoxFuture<'_, Result<(), HostError>> {
         Box::pin(async { Ok(()) })
@@ -145,6 +156,7 @@ impl Export for NbdExport {
             address: self.listener.uri(&self.name),
             connections: device.connections().into(),
             tls: self.listener.tls_mode().to_string(),
+            details: BTreeMap::new(),
         }
     }
 
@@ -430,7 +442,7 @@ impl Host {
         }
     }
 
-    fn exports_of(&self, device: &Arc<Device>) -> Vec<Arc<dyn Export>> {
+    pub(crate) fn exports_of(&self, device: &Arc<Device>) -> Vec<Arc<dyn Export>> {
         let shown = lock(&self.shown);
         let of_it = shown.iter().filter(|shown| Arc::ptr_eq(&shown.device, device));
         of_it.map(|shown| shown.export.clone()).collect()

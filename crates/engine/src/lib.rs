@@ -19,6 +19,7 @@ pub mod spec;
 mod start;
 pub mod topology;
 mod tree;
+pub mod ublk;
 mod ublk_lane;
 pub mod watch;
 mod yard;

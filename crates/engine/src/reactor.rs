@@ -15,6 +15,9 @@ use exports::{Fronts, Turn};
 use live::{Before, Live};
 use queue::{Done, Owner, Queue, QueueConfig, QueueId, Queues};
 use ring::{EngineInfo, Event, KernelRing, RingConfig, Wait, Waker};
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, gettid, sched_setaffinity};
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -62,6 +65,8 @@ enum Mail {
     Step(Arc<Device>, Step),
     /// Let the nodes of a queue look at what was brought to them.
     Nudge(QueueId),
+    /// Answer: a turn has begun.
+    Turned(oneshot::Sender<()>),
     Stop,
 }
 
@@ -71,6 +76,9 @@ pub(crate) struct Reactor {
     waker: Waker,
     engine: EngineInfo,
     thread: Mutex<Option<JoinHandle<()>>>,
+    tid: Pid,
+    /// The CPUs whose requests it serves; empty: no export knows.
+    cpus: Mutex<BTreeSet<usize>>,
 }
 
 impl Reactor {
@@ -83,7 +91,7 @@ impl Reactor {
             std::thread::Builder::new().name(format!("reactor-{number}")).spawn(
                 move || match KernelRing::new(config) {
                     Ok(ring) => {
-                        let told = ready.send(Ok((ring.waker(), ring.engine().clone())));
+                        let told = ready.send(Ok((ring.waker(), ring.engine().clone(), gettid())));
                         if told.is_ok() {
                             State::new(number, ring, own, inbox).run();
                         }
@@ -91,9 +99,28 @@ impl Reactor {
                     Err(error) => drop(ready.send(Err(error))),
                 },
             )?;
-        let (waker, engine) =
+        let (waker, engine, tid) =
             is_ready.recv().map_err(|_| io::Error::other("the reactor did not start"))??;
-        Ok(Reactor { mail: Mutex::new(mail), waker, engine, thread: Mutex::new(Some(thread)) })
+        let (mail, thread) = (Mutex::new(mail), Mutex::new(Some(thread)));
+        Ok(Reactor { mail, waker, engine, thread, tid, cpus: Mutex::default() })
+    }
+
+    /// It serves requests of these CPUs, too: run on those that it does, where their data and clients are.
+    pub(crate) fn prefer(&self, cpus: &[usize]) {
+        let mut all = self.cpus.lock().unwrap_or_else(|e| e.into_inner());
+        all.extend(cpus);
+        let mut set = CpuSet::new();
+        all.iter().filter(|cpu| **cpu < CpuSet::MAX_CPU).for_each(|cpu| set.set(*cpu));
+        // A thread that may not be moved serves as well where it is.
+        let _ = sched_setaffinity(Some(self.tid), &set);
+    }
+
+    /// Ends when the thread has handed all that was asked of its ring before to the kernel, or at the latest with
+    /// the next of these.
+    pub(crate) fn turned(&self) -> oneshot::Receiver<()> {
+        let (done, is_done) = oneshot::channel();
+        self.post(Mail::Turned(done));
+        is_done
     }
 
     /// Which engine its ring runs on, and why.
@@ -290,6 +317,7 @@ impl State {
                 }
             }
             Mail::Nudge(queue) => self.queues.nudge(queue),
+            Mail::Turned(done) => drop(done.send(())),
             Mail::Stop => self.stopping = true,
         }
     }

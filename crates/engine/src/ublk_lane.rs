@@ -10,7 +10,6 @@ use tokio::sync::oneshot;
 use ublk::Descriptors;
 
 /// A queue of a ublk device, or the part of one that one thread serves.
-#[allow(dead_code, reason = "the life of ublk devices comes with its own module")]
 pub(crate) struct UblkLane {
     /// The character device.
     pub(crate) device: Arc<OwnedFd>,
@@ -33,7 +32,6 @@ pub(crate) struct UblkLane {
 }
 
 impl Reactor {
-    #[allow(dead_code, reason = "the life of ublk devices comes with its own module")]
     /// Have all tags of a queue fetched on this thread. Ends when the commands are with the ring, or with why they
     /// are not: then nothing was begun.
     pub(crate) fn serve_ublk(

@@ -40,6 +40,8 @@ pub struct NewDevice {
     pub io_bytes_max: u32,
     /// What it shall use. The driver leaves out what it does not know.
     pub features: Features,
+    /// A word that the driver keeps for whoever serves the device.
+    pub server_flags: u64,
 }
 
 /// Why the driver did not do what it was asked for.
@@ -57,6 +59,11 @@ impl DriverError {
             Refusal::Errno(errno) => Some(errno),
             Refusal::NoAnswer(_) => None,
         }
+    }
+
+    /// Whether someone is in the way.
+    pub fn is_busy(&self) -> bool {
+        self.errno() == Some(libc::EBUSY)
     }
 
     /// Whether the command may still be under way, and would keep its process from ending.
@@ -185,6 +192,7 @@ impl Driver {
             max_io_buf_bytes: new.io_bytes_max,
             dev_id: number,
             flags: new.features.0,
+            ublksrv_flags: new.server_flags,
             ublksrv_pid: -1,
             ..DeviceInfo::default()
         };

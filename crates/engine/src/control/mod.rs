@@ -61,7 +61,7 @@ pub struct DeviceInfo {
 /// One way to reach a device.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ExportInfo {
-    /// `nbd`.
+    /// `nbd`, `ublk`, ….
     pub kind: String,
     /// What a client is given: a URI or a path.
     pub address: String,
@@ -69,6 +69,9 @@ pub struct ExportInfo {
     pub connections: u64,
     /// `off`, `on`, `require`.
     pub tls: String,
+    /// What else there is to say about it.
+    #[serde(default)]
+    pub details: BTreeMap<String, String>,
 }
 
 /// One hardware queue.

@@ -21,6 +21,7 @@ fn info(name: &str) -> DeviceInfo {
             address: "nbd://localhost:10809/disk".into(),
             connections: 3,
             tls: "off".into(),
+            details: [("why".to_owned(), "asked for".to_owned())].into(),
         }],
         backend: [("direct".to_owned(), "off".to_owned())].into(),
         queues: vec![QueueInfo {

@@ -19,6 +19,7 @@ mod nbd_device;
 mod null;
 mod stack;
 mod time;
+mod ublk;
 
 pub use block::Bytes;
 pub use export::{NBD_PORT, NbdAddress, TlsMode, TlsSpec, nbd_uri};
@@ -31,6 +32,7 @@ pub use null::{IrqMode, NullSpec};
 pub use partition::Selector;
 pub use stack::{Direct, FileSpec, RamSpec, SIZE_DEFAULT, StackSpec};
 pub use time::{format_time, parse_time};
+pub use ublk::{Recovery, UblkSpec};
 
 /// Why a description is refused, and what to write instead.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

@@ -31,6 +31,17 @@ pub enum StackSpec {
     Nbd(NbdSpec),
 }
 
+impl StackSpec {
+    /// Whether what it holds is there after the process that serves it.
+    pub fn survives(&self) -> bool {
+        match self {
+            StackSpec::Ram(_) => false,
+            StackSpec::Null(null) => !null.memory_backed,
+            StackSpec::File(_) | StackSpec::Zero(_) | StackSpec::Error(_) => true,
+        }
+    }
+}
+
 /// How a file is opened.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -56,7 +56,14 @@ fn rig(mode: DataMode, behind: Behind) -> Rig {
     let model = Model::new(ModelConfig::LINUX_7_2);
     let control = Control::new(Arc::new(model.clone()));
     let features = mode.features().with(Features::CMD_IOCTL_ENCODE);
-    let new = NewDevice { number: None, queues: 1, depth: DEPTH, io_bytes_max: IO_MAX.0 as u32, features };
+    let new = NewDevice {
+        number: None,
+        queues: 1,
+        depth: DEPTH,
+        io_bytes_max: IO_MAX.0 as u32,
+        features,
+        server_flags: 0,
+    };
     let number = control.add(&new).unwrap().dev_id;
     control.set_params(number, &params()).unwrap();
     let mut ring = ModelRing::new(inner, model.open_char(number, SERVER).unwrap(), 1);

@@ -46,7 +46,7 @@ fn params() -> Params {
 }
 
 fn new_device(features: Features) -> NewDevice {
-    NewDevice { number: None, queues: 1, depth: 4, io_bytes_max: 64 << 10, features }
+    NewDevice { number: None, queues: 1, depth: 4, io_bytes_max: 64 << 10, features, server_flags: 0 }
 }
 
 fn rig(features: Features) -> Rig {

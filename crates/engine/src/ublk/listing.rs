@@ -1,0 +1,104 @@
+//! What there is of ublk devices on this machine, made by whomever, and who uses them.
+
+use ::ublk::kernel::block_path;
+use ::ublk::{Driver, State};
+use block::{Bytes, Sectors};
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::Errno;
+use std::fs;
+use std::path::Path;
+
+/// A ublk device that is not one of this run directory's.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Foreign {
+    /// The N of `/dev/ublkbN`.
+    pub number: u32,
+    /// The block device.
+    pub path: String,
+    /// How much it holds; nothing while it is not started.
+    pub size: Bytes,
+    /// Its logical block, in bytes.
+    pub logical_block_size: u32,
+    /// Not to be written.
+    pub read_only: bool,
+    /// Where it is in its life; `unknown` to those who may not ask.
+    pub state: String,
+    /// Its server's process; 0 when there is none, or it is not known.
+    pub pid: u32,
+    /// Hardware queues and the depth of each; 0 where it is not known.
+    pub queues: (u16, u16),
+    /// What it uses.
+    pub features: String,
+}
+
+/// All ublk devices but those with these numbers. Without a driver, or the right to ask it, what sysfs says.
+pub fn foreign(but: &[u32]) -> Vec<Foreign> {
+    let driver = super::driver().ok();
+    let numbers = match &driver {
+        Some(driver) => driver.devices(),
+        None => sysfs_numbers(),
+    };
+    numbers
+        .into_iter()
+        .filter(|number| !but.contains(number))
+        .map(|number| of(driver.as_ref(), number))
+        .collect()
+}
+
+fn of(driver: Option<&Driver>, number: u32) -> Foreign {
+    let queue = |name: &str| sysfs(number, name).and_then(|text| text.parse::<u64>().ok());
+    let info = driver.and_then(|driver| driver.info(number).ok());
+    Foreign {
+        number,
+        path: block_path(number),
+        size: Sectors(queue("size").unwrap_or(0)).bytes(),
+        logical_block_size: queue("queue/logical_block_size").unwrap_or(512) as u32,
+        read_only: queue("ro") == Some(1),
+        state: info.and_then(|info| info.state()).map_or("unknown", State::name).to_owned(),
+        pid: info.map_or(0, |info| u32::try_from(info.ublksrv_pid).unwrap_or(0)),
+        queues: info.map_or((0, 0), |info| (info.nr_hw_queues, info.queue_depth)),
+        features: info.map(|info| info.features().to_string()).unwrap_or_default(),
+    }
+}
+
+fn sysfs_numbers() -> Vec<u32> {
+    let entries = fs::read_dir("/sys/class/ublk-char").into_iter().flatten().flatten();
+    let number = |entry: fs::DirEntry| entry.file_name().to_str()?.strip_prefix("ublkc")?.parse().ok();
+    entries.filter_map(number).collect()
+}
+
+fn sysfs(number: u32, name: &str) -> Option<String> {
+    fs::read_to_string(format!("/sys/block/ublkb{number}/{name}")).ok().map(|text| text.trim().to_owned())
+}
+
+/// How many mounts, swap areas and devices stand on a block device or its partitions. Programs that just have it
+/// open are not seen.
+pub fn users_of(number: u32) -> u64 {
+    let root = format!("/sys/block/ublkb{number}");
+    let name = format!("ublkb{number}");
+    let mut parts = vec![(Path::new(&root).to_owned(), name.clone())];
+    for entry in fs::read_dir(&root).into_iter().flatten().flatten() {
+        if let Some(part) = entry.file_name().to_str().filter(|part| part.starts_with(&name)) {
+            parts.push((entry.path(), part.to_owned()));
+        }
+    }
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let mut users = 0;
+    for (path, part) in parts {
+        users += fs::read_dir(path.join("holders")).into_iter().flatten().count();
+        if let Ok(device) = fs::read_to_string(path.join("dev")) {
+            let device = device.trim();
+            users += mounts.lines().filter(|line| line.split(' ').nth(2) == Some(device)).count();
+        }
+        let node = format!("/dev/{part}");
+        users += swaps.lines().filter(|line| line.split_whitespace().next() == Some(&node)).count();
+    }
+    users as u64
+}
+
+/// Whether someone has claimed the block device for itself, as a mount does.
+pub(super) fn is_claimed(number: u32) -> bool {
+    let opened = open(block_path(number), OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty());
+    opened.is_err_and(|errno| errno == Errno::BUSY) || users_of(number) > 0
+}

@@ -1,0 +1,548 @@
+//! The ublk export, seen from the control plane: a kernel block device is made, served, handed on and removed.
+//!
+//! [`Host::export_ublk`] goes through the driver's steps in its order: make the device, say what it is like, have
+//! every tag fetched by a reactor, start it. Or, for a device whose server died: announce a new one, have every tag
+//! fetched, end the recovery. What it takes to do that again in another process is in a [`Record`] in the run
+//! directory before the device can be used.
+//!
+//! Commands block a thread that nothing else waits for, each for a bounded time.
+
+mod listing;
+mod params;
+mod plan;
+mod record;
+
+pub use listing::{Foreign, foreign, users_of};
+pub use params::NotPresentable;
+pub use record::{Record, RecordError, Words};
+
+use crate::control::{BoxFuture, ExportInfo};
+use crate::device::Device;
+use crate::host::{Export, Host, HostError};
+use crate::rundir::RunDir;
+use crate::spec::{Recovery, UblkSpec};
+use crate::ublk_lane::UblkLane;
+use ::ublk::kernel::block_path;
+use ::ublk::{
+    Descriptors, DeviceInfo, Driver, DriverError, Features, KernelControl, Params, State, Unusable,
+};
+use block::Bytes;
+use exports::ublk::{Choice, LaneShared, NotPossible};
+use plan::Plan;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a server that was killed may take to be cleared away before another one is let in.
+const CLEARING: Duration = Duration::from_secs(10);
+/// How long requests under way may take before a planned change of server is given up.
+const QUIESCING: Duration = Duration::from_secs(10);
+/// How long to sleep before looking again.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// Why a device is not shown by ublk.
+#[derive(Debug, thiserror::Error)]
+pub enum UblkError {
+    /// There is no driver to be used.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
+    /// The driver refused.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// The threads do not have io_uring.
+    #[error("ublk needs io_uring, and the I/O threads run on {0} (leave out --ring)")]
+    NoUring(&'static str),
+    /// The way of data that was asked for.
+    #[error(transparent)]
+    Mode(#[from] NotPossible),
+    /// The stack.
+    #[error(transparent)]
+    NotPresentable(#[from] NotPresentable),
+    /// A feature that was asked for.
+    #[error("this kernel's ublk driver lacks {0} (leave out {1})")]
+    Lacks(Features, &'static str),
+    /// A device that nobody could recover.
+    #[error("what it holds dies with its process, so there is nothing to recover (leave out recovery=…)")]
+    Volatile,
+    /// Unprivileged devices cannot be recovered.
+    #[error("an unprivileged device cannot be recovered (leave out recovery=…)")]
+    UnprivilegedRecovery,
+    /// The character device.
+    #[error("/dev/ublkc{0}: {1} (is another server using it?)")]
+    Open(u32, #[source] io::Error),
+    /// A reactor could not serve a queue.
+    #[error("its queues cannot be served: {0}")]
+    Serve(String),
+    /// It is in use.
+    #[error("{0} is in use (unmount it, or del --force)")]
+    InUse(String),
+    /// What is needed to recover it could not be written down.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    /// The device that is to be taken over is not what was left.
+    #[error(
+        "the device that waits has {waits}, and its stack has {stack} now (bring the stack back, or del it)"
+    )]
+    Shrunk {
+        /// What the kernel was told.
+        waits: Bytes,
+        /// What there is.
+        stack: Bytes,
+    },
+    /// The device that is to be taken over has a server.
+    #[error("its server is there: process {0} (end it first, or use upgrade)")]
+    Served(i32),
+    /// It cannot be left without a server.
+    #[error("{0} (del it instead)")]
+    CannotLeave(&'static str),
+}
+
+/// A ublk device of this process.
+struct UblkExport {
+    driver: Driver,
+    info: DeviceInfo,
+    offered: Option<Features>,
+    choice: Choice,
+    queues: Mutex<Vec<Arc<LaneShared>>>,
+    /// It was started and not stopped.
+    live: AtomicBool,
+    /// It stays when this process ends.
+    left: AtomicBool,
+    record: Option<(RunDir, Record)>,
+}
+
+/// What a device is shown as.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UblkShown {
+    /// The N of `/dev/ublkbN`.
+    pub number: u32,
+    /// The block device.
+    pub path: String,
+    /// What was chosen, and why, for those who want to know.
+    pub why: String,
+}
+
+/// How a device comes to be.
+#[derive(Clone, Debug)]
+pub enum Origin {
+    /// It is made.
+    New,
+    /// It waits for a server, under that number.
+    Waits(u32),
+}
+
+/// Runs what blocks where it holds nothing up.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, UblkError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|why| UblkError::Serve(why.to_string()))
+}
+
+/// The kernel's driver.
+///
+/// # Errors
+/// Why there is none to be used.
+pub fn driver() -> Result<Driver, Unusable> {
+    Ok(Driver::new(Arc::new(KernelControl::open()?)))
+}
+
+impl Host {
+    /// Show a device as a kernel block device. Must be called on the control plane's runtime.
+    ///
+    /// `keep`: where and what to write down so that another process can take the device over.
+    ///
+    /// # Errors
+    /// See [`UblkError`]. What there is of the block device then goes when the device is removed.
+    pub async fn export_ublk(
+        self: &Arc<Self>,
+        device: &Arc<Device>,
+        spec: &UblkSpec,
+        origin: Origin,
+        keep: Option<(RunDir, Record)>,
+    ) -> Result<UblkShown, HostError> {
+        if self.engine().name != "io_uring" {
+            return Err(UblkError::NoUring(self.engine().name).into());
+        }
+        let driver = driver().map_err(UblkError::from)?;
+        let export = match origin {
+            Origin::New => self.make(device, spec, driver, keep).await?,
+            Origin::Waits(number) => self.take_over(device, spec, driver, number, keep).await?,
+        };
+        Ok(UblkShown {
+            number: export.info.dev_id,
+            path: export.path(),
+            why: format!("data by {}: {}", export.choice.mode, export.choice.why),
+        })
+    }
+
+    async fn make(
+        self: &Arc<Self>,
+        device: &Arc<Device>,
+        spec: &UblkSpec,
+        driver: Driver,
+        keep: Option<(RunDir, Record)>,
+    ) -> Result<Arc<UblkExport>, UblkError> {
+        let plan = {
+            let (driver, device, spec) = (driver.clone(), device.clone(), spec.clone());
+            let queues = self.reactors().len() as u16;
+            blocking(move || {
+                let offered = driver.features()?;
+                Plan::new(&spec, &device.profile(), device.survives(), device.depth(), queues, offered)
+            })
+            .await??
+        };
+        let info = {
+            let (driver, new) = (driver.clone(), plan.new);
+            blocking(move || driver.add(&new)).await??
+        };
+        let export = self.begin(device, driver, info, &plan, keep);
+        plan.check_granted(info.features())?;
+        export.keep()?;
+        let driver = export.driver.clone();
+        let params = plan.params;
+        blocking(move || driver.set_params(info.dev_id, &params)).await??;
+        self.serve(device, &export, plan.io_max).await?;
+        let driver = export.driver.clone();
+        blocking(move || driver.start(info.dev_id, std::process::id())).await??;
+        export.live.store(true, Relaxed);
+        Ok(export)
+    }
+
+    async fn take_over(
+        self: &Arc<Self>,
+        device: &Arc<Device>,
+        spec: &UblkSpec,
+        driver: Driver,
+        number: u32,
+        keep: Option<(RunDir, Record)>,
+    ) -> Result<Arc<UblkExport>, UblkError> {
+        let (info, params, offered) = {
+            let driver = driver.clone();
+            blocking(move || wait_for_server_to_be_gone(&driver, number)).await??
+        };
+        let plan = Plan::of(spec, &device.profile(), &info, &params, offered)?;
+        let waits = params.basic.dev_sectors;
+        if plan.params.basic.dev_sectors < waits {
+            let size = |sectors| block::Sectors(sectors).bytes();
+            return Err(UblkError::Shrunk { waits: size(waits), stack: size(plan.params.basic.dev_sectors) });
+        }
+        {
+            let driver = driver.clone();
+            blocking(move || driver.start_recovery(number)).await??;
+        }
+        let export = self.begin(device, driver, info, &plan, keep);
+        // Whatever goes wrong from here on, the device stays and waits for the next attempt.
+        export.left.store(true, Relaxed);
+        export.keep()?;
+        self.serve(device, &export, plan.io_max).await?;
+        let driver = export.driver.clone();
+        let grown = plan.params.basic.dev_sectors;
+        blocking(move || {
+            driver.end_recovery(number, std::process::id())?;
+            if grown > waits && info.features().has(Features::UPDATE_SIZE) {
+                driver.update_size(number, grown)?;
+            }
+            Ok::<_, DriverError>(())
+        })
+        .await??;
+        export.left.store(false, Relaxed);
+        export.live.store(true, Relaxed);
+        Ok(export)
+    }
+
+    /// From here on the device goes with ours, also when the rest fails.
+    fn begin(
+        &self,
+        device: &Arc<Device>,
+        driver: Driver,
+        info: DeviceInfo,
+        plan: &Plan,
+        keep: Option<(RunDir, Record)>,
+    ) -> Arc<UblkExport> {
+        let recoverable = info.features().has(Features::USER_RECOVERY);
+        let record = keep.filter(|_| recoverable).map(|(run, mut record)| {
+            (record.number, record.pid) = (info.dev_id, std::process::id());
+            (run, record)
+        });
+        let export = Arc::new(UblkExport {
+            driver,
+            info,
+            offered: plan.offered,
+            choice: plan.choice,
+            queues: Mutex::default(),
+            live: AtomicBool::new(false),
+            left: AtomicBool::new(false),
+            record,
+        });
+        self.add_export(device, Arc::new(Shown(export.clone())));
+        export
+    }
+
+    /// Have every tag fetched.
+    async fn serve(
+        self: &Arc<Self>,
+        device: &Arc<Device>,
+        export: &Arc<UblkExport>,
+        io_max: Bytes,
+    ) -> Result<(), UblkError> {
+        let number = export.info.dev_id;
+        let opened: Arc<OwnedFd> = {
+            let driver = export.driver.clone();
+            let opened = blocking(move || driver.open(number)).await?;
+            Arc::new(opened.map_err(|why| UblkError::Open(number, why))?)
+        };
+        let per_io = export.info.features().has(Features::PER_IO_DAEMON) && export.spreads();
+        let places =
+            plan::places(export.info.nr_hw_queues, export.info.queue_depth, self.reactors().len(), per_io);
+        let mut told = Vec::new();
+        for place in places {
+            let descriptors = Descriptors::map(opened.as_fd(), place.queue, export.info.queue_depth)
+                .map_err(|why| UblkError::Open(number, why))?;
+            let shared = Arc::new(LaneShared::default());
+            shared.size.store(device.size().0, Relaxed);
+            export.lanes().push(shared.clone());
+            let reactor = &self.reactors()[place.reactor];
+            if let Ok(cpus) = export.driver.affinity(number, place.queue) {
+                reactor.prefer(&cpus);
+            }
+            told.push(reactor.serve_ublk(
+                device,
+                UblkLane {
+                    device: opened.clone(),
+                    descriptors,
+                    q_id: place.queue,
+                    first_tag: place.first_tag,
+                    tags: place.tags,
+                    mode: export.choice.mode,
+                    io_max,
+                    encoded: export.info.features().has(Features::CMD_IOCTL_ENCODE),
+                    shared,
+                },
+            ));
+        }
+        for told in told {
+            let done =
+                told.await.unwrap_or_else(|_| Err("an I/O thread refused one: see the log".to_owned()));
+            done.map_err(UblkError::Serve)?;
+        }
+        Ok(())
+    }
+
+    /// Leave a device to another process: no request is under way any more, and its block device waits. This process
+    /// must end then.
+    ///
+    /// # Errors
+    /// See [`UblkError::CannotLeave`]; the device is served on then.
+    pub async fn leave_device(&self, name: &str) -> Result<(), HostError> {
+        let device = self.device(name).ok_or(HostError::NoDevice)?;
+        for export in self.exports_of(&device) {
+            export.leave().await?;
+        }
+        // What is done is told to the driver in the turn in which it is done, or at the beginning of the next.
+        while device.lanes().iter().any(|lane| lane.stats.snapshot(ring::clock()).in_flight > 0) {
+            tokio::time::sleep(PAUSE).await;
+        }
+        for _ in 0..2 {
+            for reactor in self.reactors() {
+                let _ = reactor.turned().await;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A device whose server died, once that was cleared away.
+fn wait_for_server_to_be_gone(
+    driver: &Driver,
+    number: u32,
+) -> Result<(DeviceInfo, Params, Option<Features>), UblkError> {
+    let offered = driver.features()?;
+    let started = Instant::now();
+    loop {
+        let info = driver.info(number)?;
+        let waits = matches!(info.state(), Some(State::Quiesced | State::FailIo));
+        if waits && driver.start_recovery(number).is_ok() {
+            return Ok((info, driver.params(number)?, offered));
+        }
+        let lives = info.state() == Some(State::Live) && is_alive(info.ublksrv_pid);
+        if lives || started.elapsed() > CLEARING {
+            // The driver says what it is that it does not like.
+            driver.start_recovery(number).map_err(|error| match info.state() {
+                Some(State::Live) => UblkError::Served(info.ublksrv_pid),
+                _ => error.into(),
+            })?;
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Whether a process is there and not about to be gone.
+fn is_alive(pid: i32) -> bool {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+    !matches!(state, Some('Z' | 'X') | None)
+}
+
+impl UblkExport {
+    fn path(&self) -> String {
+        block_path(self.info.dev_id)
+    }
+
+    fn lanes(&self) -> std::sync::MutexGuard<'_, Vec<Arc<LaneShared>>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether its server asked for every queue to be served by all threads. The driver keeps a word of ours.
+    fn spreads(&self) -> bool {
+        self.info.ublksrv_flags & plan::SPREAD != 0
+    }
+
+    /// Writes down what another process needs.
+    fn keep(&self) -> Result<(), UblkError> {
+        match &self.record {
+            Some((run, record)) => Ok(record.save(run)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes the block device away.
+    fn stop(&self, forced: bool) -> Result<(), UblkError> {
+        let number = self.info.dev_id;
+        if !self.live.load(Relaxed) || forced {
+            return Ok(self.driver.stop(number)?);
+        }
+        let in_use = || Err(UblkError::InUse(self.path()));
+        if self.info.features().has(Features::SAFE_STOP_DEV) {
+            return match self.driver.try_stop(number) {
+                Err(error) if error.is_busy() => in_use(),
+                done => Ok(done?),
+            };
+        }
+        if listing::is_claimed(number) {
+            return in_use();
+        }
+        Ok(self.driver.stop(number)?)
+    }
+
+    /// Removes what is left of it. Nobody of this process has its character device open any more.
+    fn delete(&self) -> Result<(), UblkError> {
+        self.driver.delete(self.info.dev_id)?;
+        if let Some((run, record)) = &self.record {
+            record.remove(run);
+        }
+        Ok(())
+    }
+
+    fn details(&self, device: &Device) -> BTreeMap<String, String> {
+        let info = self.driver.info(self.info.dev_id).unwrap_or(self.info);
+        let features = info.features();
+        let state =
+            info.state().map_or_else(|| format!("state {}", info.state), |state| state.name().to_owned());
+        let refused = self.lanes().iter().map(|lane| lane.refused.load(Relaxed)).find(|errno| *errno != 0);
+        let mut details = BTreeMap::from([
+            ("state".to_owned(), state),
+            ("data".to_owned(), format!("{}: {}", self.choice.mode, self.choice.why)),
+            ("recovery".to_owned(), Recovery::of(features).to_string()),
+            ("queues".to_owned(), format!("{} of depth {}", info.nr_hw_queues, info.queue_depth)),
+            ("request".to_owned(), format!("at most {}", Bytes(info.max_io_buf_bytes.into()))),
+            ("features".to_owned(), features.common(Features::KNOWN).to_string()),
+            ("size".to_owned(), device.size().to_string()),
+        ]);
+        if let Some(offered) = self.offered {
+            let unknown = offered.without(Features::KNOWN);
+            details.insert("driver".to_owned(), offered.common(Features::KNOWN).to_string());
+            if !unknown.is_empty() {
+                details.insert("driver, unknown to us".to_owned(), unknown.to_string());
+            }
+        }
+        if let Some(errno) = refused {
+            details.insert("refused".to_owned(), io::Error::from_raw_os_error(errno).to_string());
+        }
+        details
+    }
+}
+
+/// As the host knows it.
+struct Shown(Arc<UblkExport>);
+
+impl Export for Shown {
+    fn info(&self, device: &Device) -> ExportInfo {
+        ExportInfo {
+            kind: "ublk".to_owned(),
+            address: self.0.path(),
+            connections: users_of(self.0.info.dev_id),
+            tls: "off".to_owned(),
+            details: self.0.details(device),
+        }
+    }
+
+    fn close<'a>(&'a self, device: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>> {
+        Box::pin(async move {
+            if self.0.left.load(Relaxed) {
+                return Ok(());
+            }
+            let (export, forced) = (self.0.clone(), device.is_forced());
+            blocking(move || export.stop(forced)).await??;
+            self.0.live.store(false, Relaxed);
+            Ok(())
+        })
+    }
+
+    fn resized(&self, size: Bytes) -> BoxFuture<'_, Result<(), HostError>> {
+        Box::pin(async move {
+            let number = self.0.info.dev_id;
+            if !self.0.info.features().has(Features::UPDATE_SIZE) {
+                return Err(UblkError::Lacks(Features::UPDATE_SIZE, "resize; del and add it instead").into());
+            }
+            let lanes: Vec<_> = self.0.lanes().clone();
+            let grows = |lane: &Arc<LaneShared>| lane.size.load(Relaxed) < size.0;
+            // Blocks are let in before they are told of, and told to be gone before they are kept out.
+            lanes.iter().filter(|lane| grows(lane)).for_each(|lane| lane.size.store(size.0, Relaxed));
+            let driver = self.0.driver.clone();
+            blocking(move || driver.update_size(number, size.sectors().0)).await?.map_err(UblkError::from)?;
+            lanes.iter().for_each(|lane| lane.size.store(size.0, Relaxed));
+            Ok(())
+        })
+    }
+
+    fn leave(&self) -> BoxFuture<'_, Result<(), HostError>> {
+        Box::pin(async move {
+            let number = self.0.info.dev_id;
+            match Recovery::of(self.0.info.features()) {
+                Recovery::None => {
+                    return Err(UblkError::CannotLeave("it was made without recovery").into());
+                }
+                Recovery::FailIo => {
+                    return Err(UblkError::CannotLeave(
+                        "its requests would fail meanwhile, as recovery=fail-io says",
+                    )
+                    .into());
+                }
+                // The next server gets whatever this one still has.
+                Recovery::Reissue if !self.0.info.features().has(Features::QUIESCE) => {}
+                Recovery::Requeue if !self.0.info.features().has(Features::QUIESCE) => {
+                    let why = "this kernel cannot quiesce it, and requests under way would fail";
+                    return Err(UblkError::CannotLeave(why).into());
+                }
+                Recovery::Requeue | Recovery::Reissue => {
+                    let driver = self.0.driver.clone();
+                    blocking(move || driver.quiesce(number, QUIESCING)).await?.map_err(UblkError::from)?;
+                }
+            }
+            self.0.left.store(true, Relaxed);
+            Ok(())
+        })
+    }
+
+    fn closed(&self) -> BoxFuture<'_, Result<(), HostError>> {
+        Box::pin(async move {
+            if self.0.left.load(Relaxed) {
+                return Ok(());
+            }
+            let export = self.0.clone();
+            Ok(blocking(move || export.delete()).await??)
+        })
+    }
+}

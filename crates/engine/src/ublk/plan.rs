@@ -1,0 +1,288 @@
+//! What a device shall be like, decided before anything is made: features, queues, the way of data.
+
+use super::{UblkError, params};
+use crate::spec::{Recovery, UblkSpec};
+use ::ublk::{DeviceInfo, Features, NewDevice, Params};
+use block::{Bytes, Profile};
+use exports::ublk::{Choice, Circumstances, DataMode};
+
+/// The most that one request moves when nothing was asked for. Twice the block layer's default for a file system's
+/// read-ahead, and with the default depth 64 MiB of address space a queue.
+const IO_MAX: Bytes = Bytes(512 << 10);
+/// What drivers have that are too old to say so: Linux 6.1.
+const OLDEST: Features = Features::URING_CMD_COMP_IN_TASK
+    .with(Features::NEED_GET_DATA)
+    .with(Features::USER_RECOVERY)
+    .with(Features::USER_RECOVERY_REISSUE);
+/// In the word that the driver keeps for its server: every queue is served by all threads.
+pub(super) const SPREAD: u64 = 1;
+
+/// What is going to be asked of the driver, and why.
+pub(super) struct Plan {
+    pub(super) new: NewDevice,
+    pub(super) params: Params,
+    pub(super) choice: Choice,
+    pub(super) io_max: Bytes,
+    /// What the driver says that it can do.
+    pub(super) offered: Option<Features>,
+    /// Features that it must grant, each with what asked for it.
+    essential: Vec<(Features, &'static str)>,
+}
+
+impl Plan {
+    /// A new device. `survives`: what the stack holds is there after its process.
+    pub(super) fn new(
+        spec: &UblkSpec,
+        profile: &Profile,
+        survives: bool,
+        depth: u16,
+        threads: u16,
+        offered: Option<Features>,
+    ) -> Result<Plan, UblkError> {
+        let has = offered.unwrap_or(OLDEST);
+        let recovery = recovery(spec, survives)?;
+        let zoned = profile.limits.features.has(block::Features::ZONED);
+        let at =
+            Circumstances { offered: has, unprivileged: spec.unprivileged, zoned, opaque: profile.opaque };
+        let choice = match spec.mode {
+            Some(mode) => {
+                at.check(mode)?;
+                Choice { mode, why: "asked for" }
+            }
+            None => at.best(),
+        };
+        let mut essential = vec![(choice.mode.features(), "mode=…"), (recovery.features(), "recovery=…")];
+        for (wanted, feature, option) in [
+            (spec.unprivileged, Features::UNPRIVILEGED_DEV, "unprivileged"),
+            (spec.per_io_daemon, Features::PER_IO_DAEMON, "per-io-daemon"),
+            (spec.no_part_scan, Features::NO_AUTO_PART_SCAN, "no-part-scan"),
+            (zoned, Features::ZONED, "the zones, or choose a newer kernel"),
+        ] {
+            essential.extend(wanted.then_some((feature, option)));
+        }
+        for (feature, option) in &essential {
+            let lacking = feature.without(has);
+            // Who wants no recovery to be had has not asked for it, and is content without.
+            if !lacking.is_empty() {
+                return Err(UblkError::Lacks(lacking, option));
+            }
+        }
+        let mut features = Features::UPDATE_SIZE.with(Features::CMD_IOCTL_ENCODE);
+        if recovery != Recovery::None {
+            features = features.with(Features::QUIESCE);
+        }
+        features = features.common(has);
+        for (feature, _) in &essential {
+            features = features.with(*feature);
+        }
+        let io_max = io_max(spec, profile);
+        Ok(Plan {
+            new: NewDevice {
+                number: spec.number,
+                queues: spec.queues.unwrap_or(threads),
+                depth: spec.depth.unwrap_or(depth).min(::ublk::QUEUE_DEPTH_MAX - 1),
+                io_bytes_max: io_max.0 as u32,
+                features,
+                server_flags: if spec.per_io_daemon { SPREAD } else { 0 },
+            },
+            params: params::of(profile, io_max)?,
+            choice,
+            io_max,
+            offered,
+            essential,
+        })
+    }
+
+    /// A device that waits for a server, as it was made.
+    pub(super) fn of(
+        spec: &UblkSpec,
+        profile: &Profile,
+        info: &DeviceInfo,
+        params: &Params,
+        offered: Option<Features>,
+    ) -> Result<Plan, UblkError> {
+        let features = info.features();
+        let newest_first =
+            [DataMode::AutoZeroCopy, DataMode::ZeroCopy, DataMode::UserCopy, DataMode::GetData];
+        let made =
+            newest_first.into_iter().find(|mode| features.has(mode.features())).unwrap_or(DataMode::Copy);
+        let zoned = features.has(Features::ZONED);
+        let unprivileged = spec.unprivileged;
+        let at = Circumstances { offered: features, unprivileged, zoned, opaque: profile.opaque };
+        at.check(made)?;
+        let io_max = Bytes(info.max_io_buf_bytes.into());
+        let now = params::of(profile, io_max)?;
+        Ok(Plan {
+            new: NewDevice {
+                number: Some(info.dev_id),
+                queues: info.nr_hw_queues,
+                depth: info.queue_depth,
+                io_bytes_max: info.max_io_buf_bytes,
+                features,
+                server_flags: info.ublksrv_flags,
+            },
+            params: Params {
+                basic: ::ublk::ParamBasic { dev_sectors: now.basic.dev_sectors, ..params.basic },
+                ..*params
+            },
+            choice: Choice { mode: made, why: "the device was made so" },
+            io_max,
+            offered,
+            essential: Vec::new(),
+        })
+    }
+
+    /// Whether the driver granted what was asked for. One that cannot say what it has does so only now.
+    pub(super) fn check_granted(&self, granted: Features) -> Result<(), UblkError> {
+        for (feature, option) in &self.essential {
+            let lacking = feature.without(granted);
+            if !lacking.is_empty() {
+                return Err(UblkError::Lacks(lacking, option));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What happens when the server dies. Unless something else was asked for, requests go to the next one: what is
+/// written twice is the same.
+fn recovery(spec: &UblkSpec, survives: bool) -> Result<Recovery, UblkError> {
+    match spec.recovery {
+        Some(Recovery::None) => Ok(Recovery::None),
+        Some(_) if !survives => Err(UblkError::Volatile),
+        Some(_) if spec.unprivileged => Err(UblkError::UnprivilegedRecovery),
+        Some(asked) => Ok(asked),
+        None if survives && !spec.unprivileged => Ok(Recovery::Reissue),
+        None => Ok(Recovery::None),
+    }
+}
+
+fn io_max(spec: &UblkSpec, profile: &Profile) -> Bytes {
+    let most = Bytes(::ublk::IO_BUFFER_BYTES_MAX.into());
+    let stack = profile.limits.max_sectors.bytes().min(most);
+    // Whole pages, as the driver rounds it.
+    Bytes(spec.io_max.unwrap_or(IO_MAX.min(stack)).0.next_multiple_of(4096)).min(most)
+}
+
+/// A queue, or a part of one, and the reactor that serves it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Place {
+    pub(super) queue: u16,
+    pub(super) reactor: usize,
+    pub(super) first_tag: u16,
+    pub(super) tags: u16,
+}
+
+/// Who serves what: a queue has one reactor, or all of them, each with its share of the tags.
+pub(super) fn places(queues: u16, depth: u16, reactors: usize, spread: bool) -> Vec<Place> {
+    let mut all = Vec::new();
+    for queue in 0..queues {
+        let first = usize::from(queue) % reactors;
+        let shares = if spread { reactors.min(depth.into()) as u16 } else { 1 };
+        let mut first_tag = 0;
+        for share in 0..shares {
+            let tags = depth / shares + u16::from(share < depth % shares);
+            all.push(Place { queue, reactor: (first + usize::from(share)) % reactors, first_tag, tags });
+            first_tag += tags;
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::{Abilities, QueueLimits};
+
+    fn profile() -> Profile {
+        let mut limits = QueueLimits { max_hw_sectors: Bytes::mib(32).sectors(), ..QueueLimits::default() };
+        limits.max_user_sectors = limits.max_hw_sectors;
+        limits.validate().unwrap();
+        Profile {
+            size: Bytes::mib(1),
+            read_only: false,
+            abilities: Abilities::MEMORY,
+            limits,
+            bytewise: true,
+            lends: false,
+            in_place: false,
+            sparse: false,
+            opaque: true,
+        }
+    }
+
+    fn plan(text: &str, survives: bool, offered: Option<Features>) -> Result<Plan, UblkError> {
+        Plan::new(&text.parse().unwrap(), &profile(), survives, 128, 2, offered)
+    }
+
+    fn error(text: &str, survives: bool, offered: Option<Features>) -> String {
+        plan(text, survives, offered).err().unwrap().to_string()
+    }
+
+    #[test]
+    fn the_newest_driver_gives_the_best_of_everything() {
+        let plan = plan("", true, Some(Features::KNOWN)).unwrap();
+        assert_eq!(plan.choice.mode, DataMode::AutoZeroCopy);
+        let features = plan.new.features;
+        assert!(
+            features.has(Recovery::Reissue.features().with(Features::QUIESCE).with(Features::UPDATE_SIZE))
+        );
+        assert!(features.common(Features::ZONED.with(Features::UNPRIVILEGED_DEV)).is_empty());
+        assert_eq!((plan.new.queues, plan.new.depth, plan.new.io_bytes_max), (2, 128, 512 << 10));
+    }
+
+    #[test]
+    fn a_driver_that_cannot_say_is_asked_for_what_every_driver_has() {
+        let plan = plan("", true, None).unwrap();
+        assert_eq!(plan.choice.mode, DataMode::Copy);
+        assert_eq!(plan.new.features, Recovery::Reissue.features());
+        assert!(plan.check_granted(Features::USER_RECOVERY).is_err());
+        assert!(plan.check_granted(Recovery::Reissue.features()).is_ok());
+    }
+
+    #[test]
+    fn what_dies_with_its_process_is_not_recovered() {
+        let plan = plan("", false, Some(Features::KNOWN)).unwrap();
+        assert_eq!(Recovery::of(plan.new.features), Recovery::None);
+        assert!(!plan.new.features.has(Features::QUIESCE));
+        assert!(error("recovery=requeue", false, None).contains("dies with its process"));
+    }
+
+    #[test]
+    fn what_the_driver_lacks_is_named_with_the_option_that_wants_it() {
+        let old =
+            Some(Features::KNOWN.without(Features::NO_AUTO_PART_SCAN.with(Features::USER_RECOVERY_FAIL_IO)));
+        assert!(
+            error("no-part-scan", true, old).contains("lacks NO_AUTO_PART_SCAN (leave out no-part-scan)")
+        );
+        assert!(error("recovery=fail-io", true, old).contains("lacks USER_RECOVERY_FAIL_IO"));
+        assert!(error("mode=user-copy", true, None).contains("USER_COPY"));
+    }
+
+    #[test]
+    fn an_unprivileged_device_is_copied_and_not_recovered() {
+        let plan = plan("unprivileged", true, Some(Features::KNOWN)).unwrap();
+        assert_eq!(plan.choice.mode, DataMode::Copy);
+        assert_eq!(Recovery::of(plan.new.features), Recovery::None);
+        assert!(error("unprivileged,recovery=reissue", true, None).contains("cannot be recovered"));
+    }
+
+    #[test]
+    fn every_tag_of_every_queue_is_served_once() {
+        for (queues, depth, reactors, spread) in
+            [(1, 4, 1, false), (3, 5, 2, false), (2, 7, 3, true), (1, 1, 4, true)]
+        {
+            let places = places(queues, depth, reactors, spread);
+            for queue in 0..queues {
+                let mut tags: Vec<u16> = places
+                    .iter()
+                    .filter(|place| place.queue == queue)
+                    .flat_map(|place| place.first_tag..place.first_tag + place.tags)
+                    .collect();
+                tags.sort_unstable();
+                assert_eq!(tags, (0..depth).collect::<Vec<_>>());
+            }
+            assert!(places.iter().all(|place| place.reactor < reactors && place.tags > 0));
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! What another process needs to take a ublk device over: written before the device can be used, removed with it.
+//!
+//! ```text
+//! NAME.ublk    in the run directory, JSON, mode 0600: the device's number, its server, and the words that made it
+//! ```
+//!
+//! It is written beside its place, synced and renamed, so that whoever kills its writer finds all of it or none.
+
+use crate::rundir::RunDir;
+use rustix::fs::{Mode, OFlags};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// The format; another one is not read.
+const VERSION: u32 = 1;
+
+/// Why there is no record to be had, or none to be written.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// There is none.
+    #[error("there is no ublk device of that name that waits for a server (see blockyard list)")]
+    None,
+    /// It makes no sense.
+    #[error("{}: {why} (remove it, and the device with blockyard del)", path.display())]
+    Broken {
+        /// Where.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// It cannot be written or read.
+    #[error("{}: {source} (is the run directory yours, and is there room?)", path.display())]
+    Io {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// The words that made a device.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Words {
+    /// Of a command line, without the program's name.
+    Line(Vec<String>),
+    /// Of a topology, and where it lay.
+    Topology {
+        /// All of it.
+        text: String,
+        /// The folder that its paths start from.
+        folder: PathBuf,
+    },
+}
+
+/// What is known of a ublk device by those who do not serve it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Record {
+    version: u32,
+    /// The device's name.
+    pub name: String,
+    /// The N of `/dev/ublkbN`.
+    pub number: u32,
+    /// The process that serves it, or did.
+    pub pid: u32,
+    /// Whether another process watches over that one.
+    pub supervised: bool,
+    /// Where that one was started.
+    pub folder: PathBuf,
+    /// What it was told.
+    pub words: Words,
+}
+
+impl Record {
+    /// For a device that is yet to be made.
+    pub fn new(name: &str, folder: PathBuf, words: Words, supervised: bool) -> Record {
+        Record { version: VERSION, name: name.to_owned(), number: 0, pid: 0, supervised, folder, words }
+    }
+
+    /// Its place.
+    pub fn path(run: &RunDir, name: &str) -> PathBuf {
+        run.path().join(format!("{name}.ublk"))
+    }
+
+    /// Puts it there, whole.
+    pub(super) fn save(&self, run: &RunDir) -> Result<(), RecordError> {
+        let path = Record::path(run, &self.name);
+        write(&path, self).map_err(|source| RecordError::Io { path, source })
+    }
+
+    /// Reads that of a device.
+    ///
+    /// # Errors
+    /// See [`RecordError`].
+    pub fn load(run: &RunDir, name: &str) -> Result<Record, RecordError> {
+        let path = Record::path(run, name);
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(why) if why.kind() == io::ErrorKind::NotFound => return Err(RecordError::None),
+            Err(source) => return Err(RecordError::Io { path, source }),
+        };
+        let broken = |why: String| RecordError::Broken { path: path.clone(), why };
+        let record: Record = serde_json::from_slice(&text).map_err(|why| broken(why.to_string()))?;
+        if record.version != VERSION || record.name != name {
+            return Err(broken(format!("it is of version {} and for {}", record.version, record.name)));
+        }
+        Ok(record)
+    }
+
+    /// All that there are. What cannot be read is left out.
+    pub fn all(run: &RunDir) -> Vec<Record> {
+        let entries = fs::read_dir(run.path()).into_iter().flatten().flatten();
+        let load = |entry: fs::DirEntry| {
+            let name = entry.file_name();
+            Record::load(run, name.to_str()?.strip_suffix(".ublk")?).ok()
+        };
+        let mut all: Vec<Record> = entries.filter_map(load).collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+
+    /// Takes it away.
+    pub fn remove(&self, run: &RunDir) {
+        // One that stays is found to be about nothing the next time it is looked at.
+        let _ = fs::remove_file(Record::path(run, &self.name));
+    }
+}
+
+fn write(path: &Path, record: &Record) -> io::Result<()> {
+    let beside = path.with_extension(format!("ublk.{}", std::process::id()));
+    let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC | OFlags::CLOEXEC;
+    let written = rustix::fs::open(&beside, flags, Mode::RUSR | Mode::WUSR)
+        .map_err(io::Error::from)
+        .and_then(|file| {
+            let mut file = File::from(file);
+            serde_json::to_writer_pretty(&mut file, record)?;
+            file.write_all(b"\n")?;
+            file.sync_all()
+        })
+        .and_then(|()| fs::rename(&beside, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&beside);
+    }
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn record(name: &str) -> Record {
+        let words = Words::Line(vec!["serve".into(), "file:disk.img".into(), "--ublk".into()]);
+        Record { number: 3, pid: 77, ..Record::new(name, "/srv".into(), words, true) }
+    }
+
+    fn run() -> (tempfile::TempDir, RunDir) {
+        let folder = tempfile::tempdir().unwrap();
+        let run = RunDir::at(folder.path());
+        (folder, run)
+    }
+
+    #[test]
+    fn a_record_is_read_as_it_was_written_and_is_private() {
+        let (_guard, run) = run();
+        record("disk").save(&run).unwrap();
+        assert_eq!(Record::load(&run, "disk").unwrap(), record("disk"));
+        let mode = fs::metadata(Record::path(&run, "disk")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(fs::read_dir(run.path()).unwrap().count(), 1, "nothing is left beside it");
+        let topology = Words::Topology { text: "[device.a]\n".into(), folder: "/srv".into() };
+        let other = Record::new("a", "/".into(), topology, false);
+        other.save(&run).unwrap();
+        assert_eq!(Record::all(&run), [other, record("disk")]);
+        record("disk").remove(&run);
+        assert!(matches!(Record::load(&run, "disk"), Err(RecordError::None)));
+    }
+
+    #[test]
+    fn what_is_not_a_record_is_not_taken_for_one() {
+        let (_guard, run) = run();
+        for text in ["", "{", "{\"version\":9}", "[]"] {
+            fs::write(Record::path(&run, "disk"), text).unwrap();
+            assert!(matches!(Record::load(&run, "disk"), Err(RecordError::Broken { .. })), "{text}");
+        }
+        record("other").save(&run).unwrap();
+        fs::rename(Record::path(&run, "other"), Record::path(&run, "disk")).unwrap();
+        let error = Record::load(&run, "disk").unwrap_err().to_string();
+        assert!(error.contains("for other"), "{error}");
+        assert!(Record::all(&run).is_empty());
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_written_leaves_the_old_one() {
+        let (_guard, run) = run();
+        record("disk").save(&run).unwrap();
+        let gone = RunDir::at(run.path().join("missing"));
+        assert!(matches!(record("disk").save(&gone), Err(RecordError::Io { .. })));
+        assert!(Record::load(&run, "disk").is_ok());
+    }
+}
