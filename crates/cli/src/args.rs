@@ -67,6 +67,7 @@ Exit status:
 
 Environment:
   BLOCKYARD_RUN   the run directory; else /run/blockyard as root, else $XDG_RUNTIME_DIR/blockyard
+  BLOCKYARD_EXPORT  ublk, loop or nbd: how a device is shown when no export is named; else the best there is
   BLOCKYARD_RING  io_uring or epoll: what --ring auto means; else io_uring where it is allowed
 
 Files in the run directory:
@@ -112,10 +113,18 @@ Exports:
                                    server of a device of this name left when it died is taken over.
   --loop[=N]                       a loop device over such a file: a real block device on any kernel. Options
                                    follow behind commas: --loop=7,partscan
+  --ublk[=N][,KEY=VALUE...]        a kernel block device, /dev/ublkbN:
+      recovery=none|requeue|reissue|fail-io   what happens when the server dies: the device goes; it waits for
+                                   blockyard recover, with requests under way failed, or issued again; or it
+                                   waits and requests fail [default: reissue, for what outlives its process]
+      mode=auto|copy|get-data|user-copy|zero-copy|auto-zero-copy   the way of data
+      queues=N, depth=N, io=SIZE   hardware queues, tags of each, the largest request
+      unprivileged, per-io-daemon, no-part-scan
   --nbd unix:PATH | tcp:HOST:PORT  may be given several times; sockets that systemd passes are served
-                                   too. With neither, the device gets an NBD socket in the run
-                                   directory: ublk and loop exports are not in this build. Exports of a
-                                   topology without an address are on systemd's sockets, if there are any.
+                                   too.
+  With none of them it gets the best there is: ublk where the kernel has it and you may use it, else as root
+  a loop device, else an NBD socket in the run directory. -v says which and why. Exports of a topology
+  without an address are on systemd's sockets, if there are any.
 
   When all is ready, a line `NAME EXPORT ADDRESS` for each export is printed. SIGINT, SIGTERM and SIGHUP
   drain and flush, then the status is 0; a second one ends the process at once.";
@@ -146,6 +155,10 @@ pub(crate) struct ServeArgs {
     /// How threads talk to the kernel: auto, io_uring or epoll
     #[arg(long, value_name = "RING", default_value = "auto")]
     pub(crate) ring: String,
+    /// Export it as the kernel block device /dev/ublkbN, by ublk
+    #[arg(long, value_name = "N,KEY=VALUE...", num_args = 0..=1, require_equals = true, help_heading = "Exports")]
+    #[arg(default_missing_value = "")]
+    pub(crate) ublk: Option<String>,
     /// Export it with NBD at unix:PATH or tcp:HOST:PORT
     #[arg(long, value_name = "ADDRESS", help_heading = "Exports")]
     pub(crate) nbd: Vec<String>,
@@ -188,8 +201,6 @@ pub(crate) struct ServeArgs {
 /// what there is instead.
 #[derive(Args, Debug)]
 pub(crate) struct Absent {
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, value_name = "N")]
-    ublk: Option<Option<String>>,
     #[arg(long, hide = true, value_name = "ADDRESS")]
     iscsi: Option<String>,
     #[arg(long, hide = true, value_name = "PATH")]
@@ -204,7 +215,6 @@ impl Absent {
     /// The first of them that was asked for.
     pub(crate) fn wanted(&self) -> Option<&'static str> {
         [
-            (self.ublk.is_some(), "--ublk"),
             (self.iscsi.is_some(), "--iscsi"),
             (self.vhost_user.is_some(), "--vhost-user"),
             (self.supervise, "--supervise"),

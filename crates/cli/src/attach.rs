@@ -30,6 +30,16 @@ pub(crate) fn raise_file_limit() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
+/// Whoever serves a block device to the kernel must get memory without waiting for that device: nothing of it is
+/// swapped out, it is not chosen when memory runs out, and its own allocations start no I/O.
+pub(crate) fn serve_the_kernel() {
+    use rustix::mm::{MlockAllFlags, mlockall};
+    // What an ordinary user may not do is left: it then is as safe as any other user-space server.
+    let _ = rustix::process::configure_io_flusher_behavior(true);
+    let _ = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT);
+    let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
+}
+
 /// Leaves the terminal that started us, so that its end is not ours.
 pub(crate) fn leave_session(what: &str) -> Result<(), Failure> {
     match rustix::process::setsid() {

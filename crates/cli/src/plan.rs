@@ -2,7 +2,7 @@
 
 use crate::args::ServeArgs;
 use crate::failure::Failure;
-use engine::spec::{DeviceName, FuseSpec, LayerSpec, NbdAddress, StackSpec, TlsSpec, check_limits};
+use engine::spec::{DeviceName, FuseSpec, LayerSpec, NbdAddress, StackSpec, TlsSpec, UblkSpec, check_limits};
 use engine::topology::{DeviceSpec, ExportKind, ExportSpec, NbdOptions, Topology};
 use std::fmt::Display;
 use std::path::Path;
@@ -59,6 +59,7 @@ fn exports(
     let certificates = args.tls_certificates.as_ref().map(|path| here.join(path));
     let tls = TlsSpec::new(mode, certificates, args.tls_verify_peer)
         .map_err(|why| Failure::usage(what, device, why))?;
+    let ublk = args.ublk.as_ref().map(|text| parsed::<UblkSpec>(what, text)).transpose()?;
     let options = NbdOptions { name: args.nbd_name.clone().unwrap_or_else(|| device.to_string()), tls };
     let export = |kind| ExportSpec { device: device.clone(), kind, line: 0 };
     let rooted = |address| match address {
@@ -74,6 +75,7 @@ fn exports(
         Ok(export(ExportKind::Fuse(spec.rooted(here))))
     };
     let mut exports: Vec<ExportSpec> = args.nbd.iter().map(nbd).collect::<Result<_, Failure>>()?;
+    exports.extend(ublk.map(|spec| export(ExportKind::Ublk(spec))));
     for text in &args.fuse {
         exports.push(fuse(text)?);
     }

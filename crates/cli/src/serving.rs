@@ -5,8 +5,10 @@
 
 use crate::args::{RunArgs, ServeArgs, UpArgs};
 use crate::attach;
+use crate::choice::{self, Choice};
 use crate::failure::Failure;
 use crate::listing::run_dir;
+use crate::made::Made;
 use crate::plan;
 use crate::progress::shown;
 use crate::served::Served;
@@ -16,7 +18,7 @@ use engine::device::Device;
 use engine::host::{Host, HostError};
 use engine::listen::{Listening, Socket};
 use engine::rundir::{ControlSocket, NameClaim, RunDir, RunDirError};
-use engine::spec::{DeviceName, NbdAddress};
+use engine::spec::{DeviceName, LoopSpec, NbdAddress, TlsSpec, UblkSpec};
 use engine::topology::{ExportKind, ExportSpec, NbdOptions, Topology};
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -46,6 +48,8 @@ struct Serving {
     inherited: Vec<Listening>,
     /// Where those are that are served already.
     served_on: Vec<NbdAddress>,
+    /// What another process needs to do the same.
+    made: Made,
 }
 
 pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode, Failure> {
@@ -62,11 +66,12 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode, Failure> {
             topology.exports.push(ExportSpec { kind: ExportKind::Default(options), ..first.clone() });
         }
     }
-    start(what, topology, args.run, args.name.is_none(), inherited)
+    start(what, topology, args.run, args.name.is_none(), inherited, Made::by_line(false))
 }
 
 pub(crate) fn up(args: &UpArgs) -> Result<ExitCode, Failure> {
     let topology = Topology::load(&args.file).map_err(|why| Failure::new("up", "", why))?;
+    let made = Made::by_topology(&args.file);
     let inherited = inherited_sockets("up")?;
     if !inherited.is_empty()
         && topology.exports.iter().all(|export| !matches!(export.kind, ExportKind::Default(_)))
@@ -74,21 +79,29 @@ pub(crate) fn up(args: &UpArgs) -> Result<ExitCode, Failure> {
         let why = "nothing is to be exported there (leave out nbd = … of an export)";
         return Err(Failure::new("up", "inherited socket", why));
     }
-    start("up", topology, args.run, false, inherited)
+    start("up", topology, args.run, false, inherited, made)
 }
 
-fn start(
+pub(crate) fn start(
     what: &'static str,
     topology: Topology,
     args: RunArgs,
     may_rename: bool,
     inherited: Vec<Listening>,
+    made: Made,
 ) -> Result<ExitCode, Failure> {
     let run = run_dir(what)?;
     run.create().map_err(|why| Failure::new(what, "", why))?;
     crate::log::start(args.verbose);
     attach::raise_file_limit();
-    let serving = Serving { what, run, args, may_rename, inherited, served_on: Vec::new() };
+    if topology
+        .exports
+        .iter()
+        .any(|export| matches!(export.kind, ExportKind::Ublk(_) | ExportKind::Default(_)))
+    {
+        attach::serve_the_kernel();
+    }
+    let serving = Serving { what, run, args, may_rename, inherited, served_on: Vec::new(), made };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(|why| Failure::new(what, "", why))?.block_on(serving.run(topology))
 }
@@ -221,12 +234,28 @@ impl Serving {
                 let address = host.export_loop(device, &file, spec)?;
                 vec![ShownAt { kind: "loop", address }]
             }
-            ExportKind::Default(options) => self.export_by_default(host, device, options)?,
+            ExportKind::Ublk(spec) => vec![self.export_ublk(host, device, spec).await?],
+            ExportKind::Default(options) => self.export_by_default(host, device, options).await?,
         })
     }
 
+    async fn export_ublk(
+        &self,
+        host: &Arc<Host>,
+        device: &Arc<Device>,
+        spec: &UblkSpec,
+    ) -> Result<ShownAt, HostError> {
+        let shown = host
+            .export_ublk(device, spec, self.made.origin(), self.made.record(&self.run, device.name()))
+            .await?;
+        if self.args.verbose {
+            eprintln!("blockyard: {}: {}", device.name(), shown.why);
+        }
+        Ok(ShownAt { kind: "ublk", address: shown.path })
+    }
+
     /// Without an address: the service manager's sockets, or one of its own.
-    fn export_by_default(
+    async fn export_by_default(
         &mut self,
         host: &Arc<Host>,
         device: &Arc<Device>,
@@ -245,16 +274,24 @@ impl Serving {
         if !shown.is_empty() {
             return Ok(shown);
         }
-        let name = device.name();
+        let (choice, why) =
+            choice::of(host, device, export != device.name() || *tls != TlsSpec::default()).await;
         if self.args.verbose {
-            eprintln!(
-                "blockyard: {name}: no export was named, and ublk and loop are not in this build: it gets an \
-                 NBD socket in the run directory"
-            );
+            eprintln!("blockyard: {}: no export was named: it gets {choice}, for {why}", device.name());
         }
-        let address = NbdAddress::Unix(self.run.nbd_socket(name));
-        let address = host.export_nbd(device, &address, export, tls)?;
-        Ok(vec![ShownAt { kind: "nbd", address }])
+        Ok(vec![match choice {
+            Choice::Ublk => self.export_ublk(host, device, &UblkSpec::default()).await?,
+            Choice::Loop => {
+                let file = self.run.loop_file(device.name());
+                let address = host.export_loop(device, &file, &LoopSpec::default())?;
+                ShownAt { kind: "loop", address }
+            }
+            Choice::Nbd => {
+                let address = NbdAddress::Unix(self.run.nbd_socket(device.name()));
+                let address = host.export_nbd(device, &address, export, tls)?;
+                ShownAt { kind: "nbd", address }
+            }
+        }])
     }
 
     fn ready_line(&self, name: &str, ShownAt { kind, address }: &ShownAt) -> String {

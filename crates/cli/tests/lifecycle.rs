@@ -92,11 +92,13 @@ fn what_cannot_be_opened_leaves_nothing_behind() {
 }
 
 #[test]
-fn verbose_says_why_it_is_nbd() {
+fn verbose_says_what_was_chosen_and_why() {
     let sandbox = Sandbox::new();
-    let answer = sandbox.ask(&["add", "ram:1M", "-v"]);
+    // Where the kernel has ublk, NBD is chosen by wishes for it.
+    let answer = sandbox.ask(&["add", "ram:1M", "-v", "--nbd-name", "other"]);
     assert_eq!(answer.code, 0);
-    assert!(answer.err.contains("ublk and loop are not in this build"), "{}", answer.err);
+    assert!(answer.err.contains("options for NBD were given"), "{}", answer.err);
+    assert!(answer.out.starts_with("ram nbd "), "{answer:?}");
 }
 
 #[test]

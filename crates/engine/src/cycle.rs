@@ -122,6 +122,7 @@ mod tests {
                 address: text(shown),
                 connections: 0,
                 tls: "off".to_owned(),
+                details: std::collections::BTreeMap::new(),
             }],
             backend: BTreeMap::from([("backing_file".to_owned(), text(backing))]),
             queues: Vec::new(),

@@ -99,6 +99,7 @@ impl HostError {
             self,
             HostError::Fuse(FuseError::InUse { .. })
                 | HostError::Loop(LoopError::InUse(_) | LoopError::File(FuseError::InUse { .. }))
+                | HostError::Ublk(UblkError::InUse(_))
         )
     }
 }

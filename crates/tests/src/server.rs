@@ -167,7 +167,10 @@ impl Sandbox {
     /// `program` as started in the sandbox: its environment, its folder.
     pub fn command(&self, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new(program.as_ref());
-        command.current_dir(self.dir.path()).env("BLOCKYARD_RUN", self.run_dir());
+        command
+            .current_dir(self.dir.path())
+            .env("BLOCKYARD_RUN", self.run_dir())
+            .env("BLOCKYARD_EXPORT", "nbd");
         command
     }
 

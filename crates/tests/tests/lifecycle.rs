@@ -181,7 +181,7 @@ fn bad_usage_is_status_two() {
         &["serve", "ram:1M", "--nbd", "carrier-pigeon:loft"],
         &["serve", "ram:1M", "--name", "a/b"],
         &["serve", "ram:1M", "--layer", "nonsense"],
-        &["serve", "ram:1M", "--ublk"],
+        &["serve", "ram:1M", "--ublk=x"],
         &["serve", "ram:lots"],
         &["serve", "nonsense:1M"],
         &["serve", "disk.img"],

@@ -60,7 +60,14 @@ impl ExportRig {
         let model = Model::new(ModelConfig::LINUX_7_2);
         let control = Control::new(Arc::new(model.clone()));
         let features = Features::CMD_IOCTL_ENCODE;
-        let new = NewDevice { number: None, queues: 1, depth: DEPTH, io_bytes_max: LEN as u32, features };
+        let new = NewDevice {
+            number: None,
+            queues: 1,
+            depth: DEPTH,
+            io_bytes_max: LEN as u32,
+            features,
+            server_flags: 0,
+        };
         let device = control.add(&new).expect("a device").dev_id;
         control.set_params(device, &params()).expect("parameters");
         let memory = BenchRing::new(usize::from(DEPTH) * LEN as usize);

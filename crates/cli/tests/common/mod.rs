@@ -55,7 +55,12 @@ impl Sandbox {
 
     pub fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_blockyard"));
-        command.args(words).current_dir(self.path()).env("BLOCKYARD_RUN", self.run("")).stdin(Stdio::null());
+        command
+            .args(words)
+            .current_dir(self.path())
+            .env("BLOCKYARD_RUN", self.run(""))
+            .env("BLOCKYARD_EXPORT", "nbd")
+            .stdin(Stdio::null());
         command
     }
 

@@ -171,6 +171,7 @@ impl Export for FuseExport {
             address: self.mount.path().display().to_string(),
             connections: u64::from(self.shared.channels() > 0),
             tls: "off".to_owned(),
+            details: std::collections::BTreeMap::new(),
         }
     }
 

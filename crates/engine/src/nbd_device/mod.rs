@@ -479,6 +479,7 @@ impl Export for NbdDevice {
             address: self.0.path(),
             connections: self.0.alive.load(Relaxed) as u64,
             tls: "off".to_owned(),
+            details: std::collections::BTreeMap::new(),
         }
     }
 

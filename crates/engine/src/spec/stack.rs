@@ -37,7 +37,7 @@ impl StackSpec {
         match self {
             StackSpec::Ram(_) => false,
             StackSpec::Null(null) => !null.memory_backed,
-            StackSpec::File(_) | StackSpec::Zero(_) | StackSpec::Error(_) => true,
+            _ => true,
         }
     }
 }

@@ -24,6 +24,16 @@ impl Topology {
                 let why = format!("{} is mounted on twice (name another file)", spec.path.display());
                 problems.push(Problem::new(export.line, "export.fuse", why));
             }
+            if matches!(export.kind, ExportKind::Ublk(_))
+                && let Some(other) = self
+                    .exports
+                    .iter()
+                    .find(|other| other.device == export.device && matches!(other.kind, ExportKind::Ublk(_)))
+                && !std::ptr::eq(other, export)
+            {
+                let why = "the device is shown by ublk already (leave one out)".to_owned();
+                problems.push(Problem::new(export.line, "export.ublk", why));
+            }
             let ExportKind::Nbd { address, options } = &export.kind else { continue };
             let others = seen.entry(address).or_default();
             if others.iter().any(|other| other.name == options.name) {

@@ -8,14 +8,14 @@
 //!
 //! [device.disk]
 //! stack = "file:disk.img,ro"          # relative to this file
-//! layers = ["split,max_sectors=255"]
-//! limits = { max_segments = 64 }
+//! layers = ["split,max_sectors=255"]  # also limits = { max_segments = 64 }
 //! depth = 64
 //!
 //! [[export]]
 //! device = "disk"
 //! nbd = "unix:/run/disk.sock"
 //! name = "backup"                      # else the device's; instead of nbd: fuse = "FILE", loop = true, nbd-device = 3
+//!                                      # or ublk = true or "0,recovery=requeue"
 //! ```
 //!
 //! *Invariant:* names are unique, exports name devices that exist, and two exports that share an
@@ -26,6 +26,7 @@ mod read;
 
 use crate::spec::{
     DeviceName, FuseSpec, LayerSpec, LoopSpec, NbdAddress, NbdDeviceSpec, SpecError, StackSpec, TlsSpec,
+    UblkSpec,
 };
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -117,6 +118,8 @@ pub enum ExportKind {
     NbdDevice(NbdDeviceSpec),
     /// As a loop device.
     Loop(LoopSpec),
+    /// As a kernel block device, by ublk.
+    Ublk(UblkSpec),
 }
 
 /// How NBD clients see a device, wherever that is.

@@ -1,7 +1,7 @@
 //! From TOML to a topology. Every problem is kept, and reading goes on.
 
 use super::{DEPTH_MAX, DeviceSpec, ExportKind, ExportSpec, NbdOptions, Problem, QUEUES_MAX, Topology};
-use crate::spec::{DeviceName, FuseSpec, LoopSpec, NbdAddress, NbdDeviceSpec, TlsMode, TlsSpec};
+use crate::spec::{DeviceName, FuseSpec, LoopSpec, NbdAddress, NbdDeviceSpec, TlsMode, TlsSpec, UblkSpec};
 use std::fmt::Display;
 use std::path::Path;
 use std::str::FromStr;
@@ -10,8 +10,18 @@ use toml::de::{DeTable, DeValue};
 
 const TOP_KEYS: &[&str] = &["device", "export", "poll", "queues", "ring"];
 const DEVICE_KEYS: &[&str] = &["stack", "layers", "limits", "depth"];
-const EXPORT_KEYS: &[&str] =
-    &["device", "fuse", "loop", "nbd", "nbd-device", "name", "tls", "tls-certificates", "tls-verify-peer"];
+const EXPORT_KEYS: &[&str] = &[
+    "device",
+    "fuse",
+    "loop",
+    "nbd",
+    "nbd-device",
+    "name",
+    "tls",
+    "tls-certificates",
+    "tls-verify-peer",
+    "ublk",
+];
 
 pub(super) fn topology(text: &str, base: &Path) -> (Topology, Vec<Problem>) {
     let mut reader = Reader { text, base, problems: Vec::new() };
@@ -190,19 +200,21 @@ impl Reader<'_> {
         let device = device?;
         let options = NbdOptions { name: name.unwrap_or_else(|| device.to_string()), tls: tls.ok()? };
         let fuse: Option<FuseSpec> = self.parsed(at, "fuse");
-        let nbd_device = self.nbd_device(at);
-        let loop_device = self.loop_device(at);
-        let ways = ["nbd", "fuse", "loop", "nbd-device"].map(|key| at.table.contains_key(key));
+        let (nbd_device, loop_device, ublk) = (self.nbd_device(at), self.loop_device(at), self.ublk(at));
+        let ways = ["nbd", "fuse", "loop", "nbd-device", "ublk"].map(|key| at.table.contains_key(key));
         if ways.into_iter().filter(|given| *given).count() > 1 {
             let why = "it is shown in two ways (write an [[export]] for each)";
             self.problems.push(Problem::new(line, path, why));
         }
-        let kind = match (address, fuse, nbd_device, loop_device) {
-            (Some(address), ..) => ExportKind::Nbd { address, options },
-            (_, Some(spec), ..) => ExportKind::Fuse(spec.rooted(self.base)),
-            (_, _, Some(spec), _) => ExportKind::NbdDevice(spec),
-            (_, _, _, Some(spec)) => ExportKind::Loop(spec),
-            _ => ExportKind::Default(options),
+        let fuse = fuse.map(|spec| ExportKind::Fuse(spec.rooted(self.base)));
+        let other = fuse
+            .or(nbd_device.map(ExportKind::NbdDevice))
+            .or(loop_device.map(ExportKind::Loop))
+            .or(ublk.map(ExportKind::Ublk));
+        let kind = match (address, other) {
+            (Some(address), _) => ExportKind::Nbd { address, options },
+            (None, Some(kind)) => kind,
+            (None, None) => ExportKind::Default(options),
         };
         Some(ExportSpec { device, kind, line })
     }
@@ -232,6 +244,22 @@ impl Reader<'_> {
         match at.table.get("loop")?.get_ref().as_bool() {
             Some(wanted) => wanted.then(LoopSpec::default),
             None => self.parsed(at, "loop"),
+        }
+    }
+
+    /// The same for ublk.
+    fn ublk(&mut self, at: At<'_>) -> Option<UblkSpec> {
+        let value = at.table.get("ublk")?;
+        let key = join(at.path, "ublk");
+        match value.get_ref() {
+            DeValue::Boolean(true) => Some(UblkSpec::default()),
+            DeValue::Boolean(false) => None,
+            DeValue::Integer(number) => self.parse_text(number.as_str(), value.span().start, &key),
+            DeValue::String(text) => self.parse_text(text, value.span().start, &key),
+            _ => {
+                self.wrong_type(value, &key, "a number, true or a string");
+                None
+            }
         }
     }
 

@@ -177,6 +177,22 @@ impl Host {
         })
     }
 
+    /// Whether [`export_ublk`](Host::export_ublk) would show a device without further wishes.
+    ///
+    /// # Errors
+    /// Why not.
+    pub async fn can_ublk(self: &Arc<Self>, device: &Arc<Device>) -> Result<(), UblkError> {
+        if self.engine().name != "io_uring" {
+            return Err(UblkError::NoUring(self.engine().name));
+        }
+        let (device, spec, threads) = (device.clone(), UblkSpec::default(), self.reactors().len() as u16);
+        blocking(move || {
+            let offered = driver()?.features()?;
+            Plan::new(&spec, &device.profile(), device.survives(), device.depth(), threads, offered).map(drop)
+        })
+        .await?
+    }
+
     async fn make(
         self: &Arc<Self>,
         device: &Arc<Device>,

@@ -50,8 +50,8 @@ pub enum Words {
     Topology {
         /// All of it.
         text: String,
-        /// The folder that its paths start from.
-        folder: PathBuf,
+        /// The file that it was read from: its paths start there.
+        file: PathBuf,
     },
 }
 
@@ -170,7 +170,7 @@ mod tests {
         let mode = fs::metadata(Record::path(&run, "disk")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         assert_eq!(fs::read_dir(run.path()).unwrap().count(), 1, "nothing is left beside it");
-        let topology = Words::Topology { text: "[device.a]\n".into(), folder: "/srv".into() };
+        let topology = Words::Topology { text: "[device.a]\n".into(), file: "/srv/a.toml".into() };
         let other = Record::new("a", "/".into(), topology, false);
         other.save(&run).unwrap();
         assert_eq!(Record::all(&run), [other, record("disk")]);

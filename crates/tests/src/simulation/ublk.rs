@@ -342,7 +342,8 @@ impl World {
 fn add(control: &Control, setup: &Setup, mode: DataMode, recovery: Features) -> u32 {
     let features = mode.features().with(Features::CMD_IOCTL_ENCODE).with(recovery);
     let (queues, depth) = (setup.queues, setup.depth);
-    let new = NewDevice { number: None, queues, depth, io_bytes_max: IO_MAX.0 as u32, features };
+    let new =
+        NewDevice { number: None, queues, depth, io_bytes_max: IO_MAX.0 as u32, features, server_flags: 0 };
     let number = control.add(&new).expect("a device of this kernel").dev_id;
     let mut params = Params::new();
     params.types = ParamTypes::BASIC.0;

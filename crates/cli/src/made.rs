@@ -1,0 +1,52 @@
+//! What made the devices of this process, so that another process can serve them when this one is gone.
+
+use engine::rundir::RunDir;
+use engine::ublk::{Origin, Record, Words};
+use std::path::Path;
+
+/// The words, where they were said, and whether a device is made by them or taken over.
+pub(crate) struct Made {
+    folder: std::path::PathBuf,
+    words: Words,
+    supervised: bool,
+    /// The number of the ublk device that waits for this process.
+    waits: Option<u32>,
+}
+
+impl Made {
+    /// By the command line of this process.
+    pub(crate) fn by_line(supervised: bool) -> Made {
+        let line = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+        Made { folder: here(), words: Words::Line(line.collect()), supervised, waits: None }
+    }
+
+    /// By a topology as it stands at the moment.
+    pub(crate) fn by_topology(file: &Path) -> Made {
+        // It was read a moment ago; what cannot be read again cannot be recovered.
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+        Made { folder: here(), words: Words::Topology { text, file }, supervised: false, waits: None }
+    }
+
+    /// By what another process wrote down before it died.
+    #[allow(dead_code, reason = "the command that takes devices over comes next")]
+    pub(crate) fn by_record(record: &Record) -> Made {
+        let Record { folder, words, supervised, number, .. } = record.clone();
+        Made { folder, words, supervised, waits: Some(number) }
+    }
+
+    /// How its ublk device comes to be.
+    pub(crate) fn origin(&self) -> Origin {
+        self.waits.map_or(Origin::New, Origin::Waits)
+    }
+
+    /// What to write down, and where, for whoever takes a device over.
+    pub(crate) fn record(&self, run: &RunDir, name: &str) -> Option<(RunDir, Record)> {
+        let record = Record::new(name, self.folder.clone(), self.words.clone(), self.supervised);
+        Some((run.clone(), record))
+    }
+}
+
+fn here() -> std::path::PathBuf {
+    std::env::current_dir().unwrap_or_else(|_| "/".into())
+}
