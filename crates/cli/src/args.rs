@@ -102,6 +102,8 @@ Stacks:
 Layers:
   split,LIMIT=VALUE[,...]          cuts requests to queue limits, under the kernel's names
   part,N|LABEL=NAME|PARTUUID=UUID  one partition, GPT or MBR, of what stands below
+  cow,file=PATH[,create][,chunk=4K..16M][,size=SIZE][,direct=on|off|auto]
+                                   writes go to an overlay file; what stands below is only read
 
 Exports:
   --fuse FILE                      the device as one file, by FUSE: as root, or with fusermount3 for others.

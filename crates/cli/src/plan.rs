@@ -21,8 +21,8 @@ pub(crate) fn topology(what: &str, args: &ServeArgs) -> Result<Topology, Failure
         Some(name) => parsed(what, name)?,
         None => stack.derived_name(),
     };
-    let layers =
-        args.layers.iter().map(|layer| parsed::<LayerSpec>(what, layer)).collect::<Result<_, _>>()?;
+    let layers = args.layers.iter().map(|layer| Ok(parsed::<LayerSpec>(what, layer)?.rooted(&here)));
+    let layers = layers.collect::<Result<_, Failure>>()?;
     if let Some(limits) = &args.limits {
         check_limits(limits).map_err(|why| Failure::usage(what, limits, why))?;
     }

@@ -43,8 +43,8 @@ fn options_that_cannot_be_say_why() {
         ),
         (
             &["--layer", "delay,read=5ms"],
-            "delay,read=5ms: there is no layer \"delay\" in this build (there are: split, for example \
-             'split,max_sectors=255', and part, for example 'part,2')",
+            "delay,read=5ms: there is no layer \"delay\" in this build (there are split, for example \
+             'split,max_sectors=255', part, for example 'part,2', and cow, for example 'cow,file=overlay.img,create')",
         ),
         (
             &["--tls", "require"],

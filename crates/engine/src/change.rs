@@ -162,7 +162,7 @@ impl Host {
         let result = match drained.wait().await {
             Ok(()) => {
                 let form = device.form();
-                off_the_runtime(move || form.tree.sync().map_err(DeviceError::from)).await
+                off_the_runtime(move || form.tree.sync()).await
             }
             Err(error) => Err(error),
         };

@@ -6,8 +6,8 @@
 use crate::dial::DialError;
 use crate::reactor::Nudge;
 use crate::spec::{DeviceName, LayerSpec, StackSpec};
-pub use crate::tree::PartError;
 use crate::tree::{self, Tree};
+pub use crate::tree::{CowError, PartError};
 pub(crate) use crate::tree::{Held, Mounted};
 use backends::{CompletionError, Fact, Features, NullError, OpenError, RamError};
 use block::{Bytes, LimitsError, ParseLimitsError, Profile, QueueLimits};
@@ -64,6 +64,9 @@ pub enum DeviceError {
     /// The partition.
     #[error(transparent)]
     Part(#[from] PartError),
+    /// The overlay.
+    #[error(transparent)]
+    Cow(#[from] CowError),
     /// More layers than a request's path holds.
     #[error("{0} layers and a backend are more than the {DEPTH_MAX} that fit (leave some out)")]
     TooDeep(usize),

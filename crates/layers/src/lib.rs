@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cow;
 mod layer;
 pub mod multipath;
 mod pass;
@@ -15,6 +16,7 @@ mod split;
 mod testing;
 mod window;
 
+pub use cow::{Cow, CowLayer};
 pub use layer::Layer;
 pub use pass::Pass;
 pub use split::{Split, SplitLayer};

@@ -29,6 +29,10 @@ impl<R: Ring> Layer<R> for WindowLayer {
         Ok(Profile { limits, size: self.len, ..below.clone() })
     }
 
+    fn looks_at_data(&self) -> bool {
+        false
+    }
+
     fn node(&self, _: &Profile, below: &[NodeId]) -> Box<dyn Node<R>> {
         Box::new(Window { start: self.start, child: below[0] })
     }

@@ -4,7 +4,6 @@
 //! bytes), a length (one byte) and as many bytes. So a fuzzer reaches both ends of a disk with few bytes.
 //! Checksums of GPT headers and entries are made right where a setting says so: else it would never get past them.
 
-use crate::crc::crc32;
 use crate::{Disk, ENTRIES_LEN_MAX, READS_MAX, Selector, read, u32_at, u64_at};
 use block::Bytes;
 
@@ -65,12 +64,12 @@ fn mend(bytes: &mut [u8], at: usize, block: u32) {
     if let (Some(start), Some(entries_len)) = (start, entries_len)
         && let Some(end) = start.checked_add(entries_len).filter(|&end| end <= bytes.len() as u64)
     {
-        let crc = crc32(&[&bytes[start as usize..end as usize]]);
+        let crc = crc32fast::hash(&bytes[start as usize..end as usize]);
         bytes[at + 88..at + 92].copy_from_slice(&crc.to_le_bytes());
     }
     if (92..=block as usize).contains(&len) {
         bytes[at + 16..at + 20].fill(0);
-        let crc = crc32(&[&bytes[at..at + len]]);
+        let crc = crc32fast::hash(&bytes[at..at + len]);
         bytes[at + 16..at + 20].copy_from_slice(&crc.to_le_bytes());
     }
 }

@@ -4,7 +4,6 @@
 //! entries are sound; else the backup, which is looked for where a sound primary header says, and at the end
 //! of the disk.
 
-use crate::crc::crc32;
 use crate::{Disk, ENTRIES_LEN_MAX, Format, Guid, Partition, Table, Type};
 use crate::{add, read_within, u16_at, u32_at, u64_at};
 use block::Bytes;
@@ -84,9 +83,10 @@ fn parse_header(bytes: &[u8]) -> Option<Header> {
         return None;
     }
     // The checksum is of the header with the checksum itself as zeroes.
-    let crc = crc32(&[&bytes[..16], &[0; 4], &bytes[20..len as usize]]);
+    let mut crc = crc32fast::Hasher::new();
+    [&bytes[..16], &[0; 4], &bytes[20..len as usize]].into_iter().for_each(|piece| crc.update(piece));
     let disk_id = Guid(bytes[56..72].try_into().ok()?);
-    (crc == u32_at(bytes, 16)).then(|| Header {
+    (crc.finalize() == u32_at(bytes, 16)).then(|| Header {
         own_lba: u64_at(bytes, 24),
         alternate_lba: u64_at(bytes, 32),
         first_usable: u64_at(bytes, 40),
@@ -109,7 +109,7 @@ impl Header {
 fn read_entries<D: Disk>(disk: &mut D, block: u32, header: &Header) -> Result<Option<Vec<u8>>, D::Error> {
     let Some(offset) = header.entries_lba.checked_mul(block.into()) else { return Ok(None) };
     let entries = read_within(disk, offset, header.entries_len())?;
-    Ok(entries.filter(|entries| crc32(&[entries]) == header.entries_crc))
+    Ok(entries.filter(|entries| crc32fast::hash(entries) == header.entries_crc))
 }
 
 fn table_of<D: Disk>(disk: &D, block: u32, header: &Header, entries: &[u8]) -> Table {

@@ -11,7 +11,6 @@
 
 #![forbid(unsafe_code)]
 
-mod crc;
 pub mod fuzzing;
 mod gpt;
 mod mbr;

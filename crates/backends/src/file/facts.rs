@@ -1,6 +1,7 @@
 //! What all queues of a file share: facts that stand from its opening, and a few that change.
 
 use block::Bytes;
+use queue::Rounds;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -54,46 +55,6 @@ pub(super) struct Gate {
     writes: AtomicU32,
 }
 
-/// The syncs of a file: one at a time, for all its queues.
-///
-/// The kernel reports a lost write to one sync of an open file only. Of two that run together the other
-/// would succeed, and its flush be answered, although what it was for is gone. So a flush waits while a sync
-/// runs; one that begins after the flush came serves it, whoever began it, as in the kernel's own flush
-/// machinery. The number is even while none runs and grows by one at each beginning and each success; what did
-/// not succeed takes it back.
-#[derive(Default, Debug)]
-pub(super) struct Syncs(AtomicU64);
-
-impl Syncs {
-    /// What the number has to reach for a sync that begins from now on to have ended.
-    pub(super) fn promise(&self) -> u64 {
-        let now = self.0.load(Ordering::SeqCst);
-        now + if now.is_multiple_of(2) { 2 } else { 3 }
-    }
-
-    /// Whether it has.
-    pub(super) fn is_kept(&self, promise: u64) -> bool {
-        self.0.load(Ordering::SeqCst) >= promise
-    }
-
-    /// Begin one, unless one runs.
-    pub(super) fn begin(&self) -> bool {
-        let now = self.0.load(Ordering::SeqCst);
-        now.is_multiple_of(2)
-            && self.0.compare_exchange(now, now + 1, Ordering::SeqCst, Ordering::SeqCst).is_ok()
-    }
-
-    /// The one that runs has succeeded.
-    pub(super) fn end(&self) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// The one that was begun has not: it keeps no promise. If it failed, that was told before.
-    pub(super) fn withdraw(&self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
 /// The shared part that nodes see.
 ///
 /// A direct write that covers part of a block reads the block, changes it and writes it back. Meanwhile no
@@ -104,7 +65,9 @@ pub struct Shared {
     pub(super) facts: Facts,
     /// A flush failed: what was written may be lost, and the kernel will not say so twice.
     flush_failed: AtomicBool,
-    pub(super) syncs: Syncs,
+    /// One at a time, for all queues. The kernel reports a lost write to one sync of an open file only: of two
+    /// that run together the other would succeed, and its flush be answered, although what it was for is gone.
+    pub(super) syncs: Rounds,
     /// The file system does not punch holes.
     pub(super) no_punch: AtomicBool,
     /// The file system does not zero ranges.
@@ -122,7 +85,7 @@ impl Shared {
         Arc::new(Shared {
             facts,
             flush_failed: AtomicBool::new(false),
-            syncs: Syncs::default(),
+            syncs: Rounds::default(),
             no_punch: AtomicBool::new(false),
             no_zero_range: AtomicBool::new(false),
             cleared: AtomicU64::new(0),
@@ -138,7 +101,7 @@ impl Shared {
         Arc::new(Shared {
             facts,
             flush_failed: copy(&self.flush_failed),
-            syncs: Syncs::default(),
+            syncs: Rounds::default(),
             no_punch: copy(&self.no_punch),
             no_zero_range: copy(&self.no_zero_range),
             cleared: AtomicU64::new(0),
@@ -234,21 +197,6 @@ pub(super) enum Claim {
 mod tests {
     use super::*;
     use crate::file::tests::buffered_facts;
-
-    #[test]
-    fn a_flush_is_served_by_a_sync_that_begins_after_it_and_by_no_other() {
-        let syncs = Syncs::default();
-        let first = syncs.promise();
-        assert!(syncs.begin() && !syncs.begin(), "one at a time");
-        let second = syncs.promise();
-        syncs.end();
-        assert!(syncs.is_kept(first) && !syncs.is_kept(second), "it had begun before the second came");
-        assert!(syncs.begin());
-        syncs.withdraw();
-        assert!(!syncs.is_kept(second) && syncs.begin(), "what was cancelled serves nobody");
-        syncs.end();
-        assert!(syncs.is_kept(second));
-    }
 
     #[test]
     fn a_rewrite_waits_for_writes_of_all_queues_and_holds_off_new_ones() {

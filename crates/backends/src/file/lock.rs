@@ -15,12 +15,16 @@ use super::sys;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant};
 
 const DOES: i64 = 100;
 const DENIES: i64 = 200;
 const READ: i64 = 0;
 const WRITE: i64 = 1;
 const RESIZE: i64 = 3;
+/// How long a lock is tried for: the kernel takes a moment to end the rings of a program that was killed, and
+/// its files stay locked until then.
+const LINGER: Duration = Duration::from_millis(400);
 
 /// Whether the file is locked, for `show`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,7 +53,13 @@ pub(super) fn lock(file: &File, spec: &FileSpec) -> Result<Locked, OpenError> {
         let why = "a loop device of the kernel's is on it (losetup -j names it: detach it, or add share)";
         return Err(OpenError::InUse { path: spec.path.clone(), why });
     }
-    match conflict(file, does, denies) {
+    let begun = Instant::now();
+    let mut result = conflict(file, does, denies);
+    while matches!(result, Ok(Some(_))) && begun.elapsed() < LINGER {
+        std::thread::sleep(LINGER / 20);
+        result = conflict(file, does, denies);
+    }
+    match result {
         Ok(None) => Ok(if spec.share { Locked::Shared } else { Locked::Yes }),
         Ok(Some(why)) => Err(OpenError::InUse { path: spec.path.clone(), why }),
         Err(error) if is_unsupported(&error) => Ok(Locked::Impossible),

@@ -51,7 +51,7 @@ pub(super) struct Slot {
     /// The window, in bytes of the device, and how much of it is done.
     pub(super) window: (u64, u64),
     pub(super) window_done: u64,
-    /// Which sync will serve it: see [`Syncs`](super::facts::Syncs).
+    /// Which sync will serve it: see [`Rounds`](queue::Rounds).
     promise: u64,
     /// How long it waits before it looks again.
     look_ns: u64,

@@ -1,10 +1,12 @@
 //! `--layer 'kind,key=value,…'`.
 
-use super::items::Escaped;
-use super::{SpecError, items};
-use block::LimitOverrides;
+use super::items::{Escaped, Options};
+use super::stack::{DIRECT, write_choice, write_flag};
+use super::{Direct, SpecError, items};
+use block::{Bytes, LimitOverrides};
 use partition::Selector;
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// One layer of a stack.
@@ -15,9 +17,27 @@ pub enum LayerSpec {
     Split(String),
     /// One partition of what stands below.
     Part(Selector),
+    /// What is written goes to an overlay; what stands below is only read.
+    Cow(CowSpec),
 }
 
-const KINDS: &str = "there are: split, for example 'split,max_sectors=255', and part, for example 'part,2'";
+/// `cow,file=PATH`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CowSpec {
+    /// The overlay.
+    pub file: PathBuf,
+    /// How it is opened.
+    pub direct: Direct,
+    /// Bytes of a chunk, of one that is made: a power of two.
+    pub chunk: Option<Bytes>,
+    /// How long the device is, of one that is made; `None`: as long as what stands below.
+    pub size: Option<Bytes>,
+    /// Make it if it is not there.
+    pub create: bool,
+}
+
+const KINDS: &str = "there are split, for example 'split,max_sectors=255', part, for example 'part,2', and cow, \
+                     for example 'cow,file=overlay.img,create'";
 
 impl FromStr for LayerSpec {
     type Err = SpecError;
@@ -28,6 +48,7 @@ impl FromStr for LayerSpec {
         match kind.as_str() {
             "split" => parse_split(items),
             "part" => parse_part(items),
+            "cow" => parse_cow(items),
             _ => Err(SpecError::new(format!("there is no layer \"{kind}\" in this build"), KINDS)),
         }
     }
@@ -47,6 +68,58 @@ fn parse_part(mut items: impl Iterator<Item = String>) -> Result<LayerSpec, Spec
     match (items.next(), items.next()) {
         (Some(selector), None) => parse_selector(&selector).map(LayerSpec::Part),
         _ => Err(SpecError::new("part names one partition", PART_FIX)),
+    }
+}
+
+fn parse_cow(items: impl Iterator<Item = String>) -> Result<LayerSpec, SpecError> {
+    let mut options = Options::new("cow", &["file", "direct", "chunk", "size", "create"], items)?;
+    let Some(file) = options.text("file")? else {
+        return Err(SpecError::new(
+            "cow has no file for its overlay",
+            "for example cow,file=overlay.img,create",
+        ));
+    };
+    let cow = CowSpec {
+        file: file.into(),
+        direct: options.choice("direct", &DIRECT)?.unwrap_or_default(),
+        chunk: options.value("chunk", "64K")?,
+        size: options.value("size", "10G")?,
+        create: options.flag("create")?,
+    };
+    if !cow.create && (cow.chunk.is_some() || cow.size.is_some()) {
+        return Err(SpecError::new("chunk and size go with create", "an overlay that is there has its own"));
+    }
+    if cow.chunk.is_some_and(|chunk| !chunk.0.is_power_of_two() || !(4096..=16 << 20).contains(&chunk.0)) {
+        return Err(SpecError::new("a chunk cannot have that size", "use 4K, 8K, 16K … 16M"));
+    }
+    if cow.size.is_some_and(|size| size.0 == 0 || !size.is_aligned(512)) {
+        return Err(SpecError::new("a device cannot have that size", "use a multiple of 512"));
+    }
+    Ok(LayerSpec::Cow(cow))
+}
+
+impl LayerSpec {
+    /// A relative path is taken from `base` on.
+    #[must_use]
+    pub fn rooted(mut self, base: &Path) -> LayerSpec {
+        if let LayerSpec::Cow(cow) = &mut self {
+            cow.file = base.join(&cow.file);
+        }
+        self
+    }
+}
+
+impl fmt::Display for CowSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cow,file={}", Escaped(&self.file.to_string_lossy()))?;
+        write_choice(f, "direct", self.direct, &DIRECT)?;
+        if let Some(chunk) = self.chunk {
+            write!(f, ",chunk={chunk}")?;
+        }
+        if let Some(size) = self.size {
+            write!(f, ",size={size}")?;
+        }
+        write_flag(f, self.create, "create")
     }
 }
 
@@ -81,6 +154,7 @@ impl fmt::Display for LayerSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             LayerSpec::Split(limits) => write!(f, "split,{limits}"),
+            LayerSpec::Cow(cow) => write!(f, "{cow}"),
             LayerSpec::Part(selector) => write!(f, "part,{}", Escaped(&selector.to_string())),
         }
     }

@@ -93,7 +93,8 @@ pub struct RamSpec {
     pub hugepages: bool,
 }
 
-const DIRECT: [(&str, Direct); 3] = [("auto", Direct::Auto), ("on", Direct::On), ("off", Direct::Off)];
+pub(super) const DIRECT: [(&str, Direct); 3] =
+    [("auto", Direct::Auto), ("on", Direct::On), ("off", Direct::Off)];
 const KINDS: &str = "there are file:PATH, ram:SIZE, null:SIZE, zero:SIZE, error:SIZE, nbd:URI";
 
 impl FromStr for StackSpec {

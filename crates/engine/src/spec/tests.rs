@@ -169,7 +169,13 @@ fn a_layer_is_known_and_has_limits() {
     let layer: LayerSpec = "split,max_sectors=255,max_segments=4".parse().unwrap();
     assert_eq!(layer, LayerSpec::Split("max_sectors=255,max_segments=4".to_owned()));
     assert_eq!(layer.to_string(), "split,max_sectors=255,max_segments=4");
-    for text in ["part,2", "part,LABEL=ro,,ot", "part,PARTUUID=c0ffee-01"] {
+    for text in [
+        "part,2",
+        "part,LABEL=ro,,ot",
+        "part,PARTUUID=c0ffee-01",
+        "cow,file=/a,,b.img",
+        "cow,file=o,direct=on,chunk=64K,size=1G,create",
+    ] {
         assert_eq!(text.parse::<LayerSpec>().unwrap().to_string(), text);
     }
     for text in [
@@ -179,6 +185,12 @@ fn a_layer_is_known_and_has_limits() {
         "part,",
         "part,0",
         "part,1,2",
+        "cow",
+        "cow,file=",
+        "cow,overlay.img",
+        "cow,file=o,chunk=64K",
+        "cow,file=o,chunk=5000,create",
+        "cow,file=o,size=1000,create",
         "delay,read=5ms",
         "split,",
         "split,max_sectors",

@@ -134,7 +134,10 @@ impl Reader<'_> {
             self.wrong_type(value, &key, "an array of strings");
             return Vec::new();
         };
-        array.iter().enumerate().filter_map(|(i, item)| self.parse(item, &format!("{key}[{i}]"))).collect()
+        let base = self.base;
+        let items = array.iter().enumerate();
+        let parsed = items.filter_map(|(i, item)| self.parse(item, &format!("{key}[{i}]")));
+        parsed.map(|layer: crate::spec::LayerSpec| layer.rooted(base)).collect()
     }
 
     fn limits(&mut self, at: At<'_>) -> Option<String> {

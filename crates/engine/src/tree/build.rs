@@ -1,7 +1,7 @@
 //! From what was described to the tree that serves it.
 
 use super::source::Source;
-use super::{Tree, part};
+use super::{Tree, cow, part};
 use crate::device::{DeviceConfig, DeviceError};
 use crate::spec::{LayerSpec, StackSpec};
 use block::LimitOverrides;
@@ -13,7 +13,12 @@ use std::sync::Arc;
 /// # Errors
 /// Whatever does not open, stack or fit; nothing stays open.
 pub(crate) fn open(config: &DeviceConfig) -> Result<Tree, DeviceError> {
-    let mut tree = Tree::leaf(Source::open(&config.stack)?);
+    let mut stack = config.stack.clone();
+    if config.layers.iter().any(|layer| matches!(layer, LayerSpec::Cow(_))) {
+        // An origin is only read: others may have overlays over it too.
+        stack = cow::origin(stack)?;
+    }
+    let mut tree = Tree::leaf(Source::open(&stack)?);
     if let StackSpec::File(file) = &config.stack
         && let Some(selector) = &file.part
     {
@@ -34,6 +39,7 @@ fn add(below: Tree, layer: &LayerSpec) -> Result<Tree, DeviceError> {
     match layer {
         LayerSpec::Split(limits) => split(below, limits),
         LayerSpec::Part(selector) => part::open(below, selector),
+        LayerSpec::Cow(spec) => cow::open(below, spec),
     }
 }
 

@@ -11,12 +11,15 @@
 //! *Invariant:* no path from the top to a backend is longer than [`DEPTH_MAX`] nodes.
 
 mod build;
+mod cow;
 mod part;
 mod scratch;
 mod source;
 
 pub(crate) use build::open;
+pub use cow::CowError;
 pub use part::PartError;
+use scratch::Scratch;
 
 use crate::device::DeviceError;
 use crate::reactor::Nudge;
@@ -153,14 +156,15 @@ impl Tree {
         }
     }
 
-    /// Put what was written to its files onto stable storage.
+    /// Put what was written onto stable storage.
     ///
     /// # Errors
-    /// What could not be stored: the file refuses writes from now on.
-    pub(crate) fn sync(&self) -> Result<(), OpenError> {
-        let mut files = Vec::new();
-        self.files(&mut files);
-        files.into_iter().try_for_each(|file| file.sync())
+    /// What could not be stored: it refuses writes from now on.
+    pub(crate) fn sync(&self) -> Result<(), DeviceError> {
+        match self.only_file() {
+            Some(file) => Ok(file.sync()?),
+            None => Ok(Scratch::new(self)?.flush()?),
+        }
     }
 
     fn children(&self) -> &[Tree] {

@@ -63,6 +63,26 @@ impl Scratch {
         Ok(())
     }
 
+    /// Write. The range must lie within the device, on its logical blocks.
+    pub(crate) fn write(&mut self, offset: u64, from: &[u8]) -> io::Result<()> {
+        for (index, piece) in from.chunks(PIECE_LEN).enumerate() {
+            let memory = self.memory.slice(0, piece.len() as u32);
+            self.ring.bytes_mut(memory).copy_from_slice(piece);
+            self.run(Op::Write, offset + (index * PIECE_LEN) as u64, piece.len() as u64, memory)?;
+        }
+        Ok(())
+    }
+
+    /// Let a range read as zeroes.
+    pub(crate) fn write_zeroes(&mut self, offset: u64, len: u64) -> io::Result<()> {
+        self.run(Op::WriteZeroes, offset, len, Segment::EMPTY)
+    }
+
+    /// Put all of it onto stable storage.
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        self.run(Op::Flush, 0, 0, Segment::EMPTY)
+    }
+
     /// Do one request, to its end.
     fn run(&mut self, op: Op, offset: u64, len: u64, memory: Segment) -> io::Result<()> {
         let mut req = Request::new(op, Bytes(offset), Bytes(len));

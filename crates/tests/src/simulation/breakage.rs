@@ -25,11 +25,22 @@ pub enum Breakage {
     IgnoredZeroes,
     /// A stack that takes the place of another does not know that a sync has failed.
     ForgetfulSwap,
+    /// An overlay's table is not written.
+    ForgottenTable,
+    /// An overlay's table is written before the data of which it speaks is on stable storage.
+    EarlyTable,
+    /// An overlay's chunk is not completed from the origin when it is written in part.
+    IncompleteChunk,
 }
 
 impl Breakage {
+    /// It is made below an overlay.
+    pub(super) fn is_of_overlays(self) -> bool {
+        matches!(self, Breakage::ForgottenTable | Breakage::EarlyTable | Breakage::IncompleteChunk)
+    }
+
     /// All of them.
-    pub const ALL: [Breakage; 9] = [
+    pub const ALL: [Breakage; 12] = [
         Breakage::EarlyFua,
         Breakage::SkippedFlush,
         Breakage::DroppedTail,
@@ -39,6 +50,9 @@ impl Breakage {
         Breakage::LeakedMemory,
         Breakage::IgnoredZeroes,
         Breakage::ForgetfulSwap,
+        Breakage::ForgottenTable,
+        Breakage::EarlyTable,
+        Breakage::IncompleteChunk,
     ];
 }
 
@@ -111,5 +125,47 @@ impl<R: Ring> Node<R> for Broken {
         let left = &mut self.halves[io.tag.index()];
         *left -= 1;
         if *left == 0 { Verdict::Up(status) } else { Verdict::Held }
+    }
+}
+
+/// A layer that makes one of the mistakes of overlays, between one and its origin or its store.
+pub(super) struct BrokenOverlay {
+    child: NodeId,
+    breakage: Breakage,
+    /// Where the store's data begins.
+    data_at: Bytes,
+    /// The flush before the last was not done.
+    owed: bool,
+}
+
+impl BrokenOverlay {
+    pub(super) fn new(child: NodeId, breakage: Breakage, data_at: Bytes) -> BrokenOverlay {
+        BrokenOverlay { child, breakage, data_at, owed: false }
+    }
+}
+
+impl<R: Ring> Node<R> for BrokenOverlay {
+    fn submit(&mut self, _: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
+        match (self.breakage, req.op) {
+            (Breakage::ForgottenTable, Op::Write) if req.offset < self.data_at => {
+                return Verdict::Up(Status::Ok);
+            }
+            (Breakage::EarlyTable, Op::Flush) => {
+                self.owed = !self.owed;
+                if self.owed {
+                    return Verdict::Up(Status::Ok);
+                }
+            }
+            // What completes a chunk comes from memory of the overlay's own, in one piece.
+            (Breakage::IncompleteChunk, Op::Read)
+                if req.len == Bytes(4096) && req.offset.is_aligned(4096) =>
+            {
+                let pieces: Vec<_> = cx.segments(req.data, req.len.0).collect();
+                pieces.into_iter().for_each(|piece| cx.ring.bytes_mut(piece).fill(0));
+                return Verdict::Up(Status::Ok);
+            }
+            _ => {}
+        }
+        Verdict::Down(self.child)
     }
 }

@@ -1,11 +1,11 @@
 //! A stack as data, and how nodes are made of it.
 
-use super::breakage::{Breakage, Broken};
+use super::breakage::{Breakage, Broken, BrokenOverlay};
 use super::stacks::Setup;
 use super::within::Within;
 use backends::FileNode;
 use block::{Bytes, QueueLimits};
-use layers::{Pass, Split};
+use layers::{Cow, Pass, Split};
 use queue::{FileId, NodeId, Ring, Stack};
 use sim::Rng;
 use sim::nodes::{Chop, Delay, Flaky, Jam, Lender, Mirror, PlainFile, Retry, Shift};
@@ -13,22 +13,78 @@ use sim::nodes::{Chop, Delay, Flaky, Jam, Lender, Mirror, PlainFile, Retry, Shif
 /// A node and those below it.
 #[derive(Clone, Debug)]
 pub(super) enum Part {
-    PlainFile { disk: usize },
-    File { disk: usize },
-    Ram { number: usize },
-    Null { number: usize },
-    Lender { number: usize },
-    Delay { chance: u32, below: Box<Part> },
-    Jam { chance: u32, below: Box<Part> },
-    Flaky { chance: u32, below: Box<Part> },
-    Retry { times: u32, below: Box<Part> },
-    Shift { by: Bytes, below: Box<Part> },
-    Chop { children: u16, below: Box<Part> },
-    Pass { below: Box<Part> },
-    Split { limits: Box<QueueLimits>, children: u16, below: Box<Part> },
-    Within { limits: Box<QueueLimits>, below: Box<Part> },
-    Mirror { children: u16, below: [Box<Part>; 2] },
-    Broken { breakage: Breakage, below: Box<Part> },
+    PlainFile {
+        disk: usize,
+    },
+    File {
+        disk: usize,
+    },
+    Ram {
+        number: usize,
+    },
+    Null {
+        number: usize,
+    },
+    Lender {
+        number: usize,
+    },
+    Delay {
+        chance: u32,
+        below: Box<Part>,
+    },
+    Jam {
+        chance: u32,
+        below: Box<Part>,
+    },
+    Flaky {
+        chance: u32,
+        below: Box<Part>,
+    },
+    Retry {
+        times: u32,
+        below: Box<Part>,
+    },
+    Shift {
+        by: Bytes,
+        below: Box<Part>,
+    },
+    Chop {
+        children: u16,
+        below: Box<Part>,
+    },
+    Pass {
+        below: Box<Part>,
+    },
+    Split {
+        limits: Box<QueueLimits>,
+        children: u16,
+        below: Box<Part>,
+    },
+    Within {
+        limits: Box<QueueLimits>,
+        below: Box<Part>,
+    },
+    Mirror {
+        children: u16,
+        below: [Box<Part>; 2],
+    },
+    /// The origin, and the store. Short: the origin ends before the device does, and what is read past it is
+    /// filled here.
+    Cow {
+        overlay: usize,
+        short: bool,
+        children: u16,
+        below: [Box<Part>; 2],
+    },
+    Broken {
+        breakage: Breakage,
+        below: Box<Part>,
+    },
+    BrokenOverlay {
+        breakage: Breakage,
+        data_at: Bytes,
+        below: Box<Part>,
+    },
 }
 
 impl Part {
@@ -39,7 +95,7 @@ impl Part {
             | Part::Ram { .. }
             | Part::Null { .. }
             | Part::Lender { .. } => &[],
-            Part::Mirror { below, .. } => below,
+            Part::Mirror { below, .. } | Part::Cow { below, .. } => below,
             Part::Delay { below, .. }
             | Part::Jam { below, .. }
             | Part::Flaky { below, .. }
@@ -49,7 +105,8 @@ impl Part {
             | Part::Pass { below }
             | Part::Split { below, .. }
             | Part::Within { below, .. }
-            | Part::Broken { below, .. } => std::slice::from_ref(below),
+            | Part::Broken { below, .. }
+            | Part::BrokenOverlay { below, .. } => std::slice::from_ref(below),
         }
     }
 
@@ -58,6 +115,7 @@ impl Part {
         let own = match self {
             Part::PlainFile { .. } => true,
             Part::File { disk } => takes_any_block(*disk),
+            Part::Cow { short, .. } => !short,
             Part::Ram { .. } | Part::Null { .. } | Part::Lender { .. } | Part::Broken { .. } => false,
             _ => true,
         };
@@ -86,7 +144,10 @@ impl Part {
             Part::Pass { .. } => "pass".to_owned(),
             Part::Split { children, .. } => format!("split {children}"),
             Part::Within { limits, .. } => format!("within {limits:?}"),
-            Part::Broken { breakage, .. } => format!("broken {breakage:?}"),
+            Part::Cow { overlay, .. } => format!("cow {overlay}"),
+            Part::Broken { breakage, .. } | Part::BrokenOverlay { breakage, .. } => {
+                format!("broken {breakage:?}")
+            }
         };
         text.push_str(&own);
         if let Some((last, others)) = self.below().split_last() {
@@ -143,6 +204,14 @@ impl Builder<'_> {
             Part::Mirror { children, below } => {
                 let second = NodeId(id + 1 + below[0].size());
                 stack.layer(Box::new(Mirror::new([child, second], rng)), *children)
+            }
+            Part::Cow { overlay, children, below, .. } => {
+                let store = NodeId(id + 1 + below[0].size());
+                let index = self.setup.overlays[*overlay].index.clone().expect("made when it was opened");
+                stack.layer(Box::new(Cow::new(index, [child, store])), *children)
+            }
+            Part::BrokenOverlay { breakage, data_at, .. } => {
+                stack.layer(Box::new(BrokenOverlay::new(child, *breakage, *data_at)), 0)
             }
             Part::Broken { breakage, .. } => stack.layer(Box::new(Broken::new(child, *breakage, rng)), 64),
         };

@@ -5,6 +5,8 @@ use super::breakage::Breakage;
 use super::parts::{Builder, Part};
 use backends::{Alignment, Completion, Facts, Null, NullSpec, Ram, RamSpec, Shared};
 use block::{Bytes, QueueLimits, Sectors, Segment};
+use layers::cow::Index;
+use layers::cow::format::{Layout, TABLE_AT};
 use queue::{FileId, Ring, Stack};
 use sim::nodes::{Chop, Mirror};
 use sim::{Disk, DiskConfig, Faults, Rng, SimRing};
@@ -15,6 +17,17 @@ use std::sync::Arc;
 
 /// The most nodes on a path, kept below the queue's own bound.
 const DEPTH_MAX: usize = 6;
+
+/// What is known of an overlay.
+#[derive(Debug)]
+pub(super) struct Overlay {
+    /// Its store.
+    disk: usize,
+    layout: Layout,
+    origin_len: Bytes,
+    /// What its nodes share, read anew whenever it is opened.
+    pub(super) index: Option<Arc<Index>>,
+}
 
 /// Everything about a run that stays while it runs.
 #[derive(Debug)]
@@ -29,6 +42,10 @@ pub(super) struct Setup {
     switches: Vec<Option<Alignment>>,
     /// What its nodes share, made anew whenever the files are opened, and when the stack is swapped.
     pub(super) shared: Vec<Option<Arc<Shared>>>,
+    pub(super) overlays: Vec<Overlay>,
+    /// The disk that is the origin of the overlay at the top, and where on it the origin begins: it is filled
+    /// before the run.
+    pub(super) filled: Option<(FileId, Bytes)>,
     pub(super) rams: Vec<Arc<Ram>>,
     pub(super) nulls: Vec<Null>,
     /// Lengths, and once plugged in also the memory, of what lends.
@@ -66,6 +83,8 @@ impl Setup {
             facts: Vec::new(),
             switches: Vec::new(),
             shared: Vec::new(),
+            overlays: Vec::new(),
+            filled: None,
             rams: Vec::new(),
             nulls: Vec::new(),
             lenders: Vec::new(),
@@ -91,7 +110,13 @@ impl Setup {
         }
         setup.can_fail = setup.faults.can_fail_requests();
         let extra = scenario.breakage.is_some().into();
-        setup.top = setup.tree(rng, extra, Bytes(setup.sectors.0 << 9));
+        let len = Bytes(setup.sectors.0 << 9);
+        let broken_overlay = scenario.breakage.filter(|breakage| breakage.is_of_overlays());
+        if broken_overlay.is_some() || scenario.breakage.is_none() && rng.chance(100) {
+            setup.top = setup.filled_overlay(rng, len, broken_overlay);
+            return setup;
+        }
+        setup.top = setup.tree(rng, extra, len);
         if let Some(breakage) = scenario.breakage {
             setup.top = Part::Broken { breakage, below: Box::new(setup.top.clone()) };
             setup.pieces = true;
@@ -112,7 +137,7 @@ impl Setup {
             return self.backend(rng, len);
         }
         let below = |setup: &mut Setup, rng: &mut Rng, len| Box::new(setup.tree(rng, above + 1, len));
-        match rng.below(10) {
+        match rng.below(11) {
             0 => Part::Delay { chance: rng.between(50, 900) as u32, below: below(self, rng, len) },
             1 => Part::Jam { chance: rng.between(20, 400) as u32, below: below(self, rng, len) },
             2 => {
@@ -142,12 +167,51 @@ impl Setup {
                 let children = rng.between(Chop::PIECES.into(), 64) as u16;
                 Part::Chop { children, below: below(self, rng, len) }
             }
+            9 => {
+                let origin_len = if rng.chance(300) { Bytes(rng.between(1, len.0 >> 9) << 9) } else { len };
+                let origin = below(self, rng, origin_len);
+                self.overlay(rng, len, origin_len, origin, None)
+            }
             _ => {
                 self.replicas = true;
                 let children = rng.between(Mirror::COPIES.into(), 64) as u16;
                 Part::Mirror { children, below: [below(self, rng, len), below(self, rng, len)] }
             }
         }
+    }
+
+    /// An overlay over that origin.
+    fn overlay(
+        &mut self,
+        rng: &mut Rng,
+        len: Bytes,
+        origin_len: Bytes,
+        origin: Box<Part>,
+        breakage: Option<Breakage>,
+    ) -> Part {
+        let chunk = if breakage.is_some() { 4096 } else { *rng.pick(&[4096, 4096, 8192, 65536]) };
+        let layout = Layout::new(len, Some(Bytes(chunk))).expect("sizes that fit");
+        let disk = self.disks.len();
+        let mut below = [origin, Box::new(self.any_file(rng, layout.file_len()))];
+        if let Some(breakage) = breakage {
+            let which = usize::from(breakage != Breakage::IncompleteChunk);
+            let data_at = layout.data_at();
+            let part = std::mem::replace(&mut below[which], Box::new(Part::PlainFile { disk }));
+            *below[which] = Part::BrokenOverlay { breakage, data_at, below: part };
+        }
+        self.overlays.push(Overlay { disk, layout, origin_len, index: None });
+        // A chunk takes three at once.
+        let children = *rng.pick(&[3, 4, 8, 64]);
+        Part::Cow { overlay: self.overlays.len() - 1, short: origin_len < len, children, below }
+    }
+
+    /// An overlay over a disk that holds something from the beginning.
+    fn filled_overlay(&mut self, rng: &mut Rng, len: Bytes, breakage: Option<Breakage>) -> Part {
+        let disk = self.disks.len();
+        let origin = Box::new(self.any_file(rng, len));
+        let start = self.facts[disk].map_or(Bytes::ZERO, |facts| facts.start);
+        self.filled = Some((FileId(disk as u32), start));
+        self.overlay(rng, len, len, origin, breakage)
     }
 
     fn backend(&mut self, rng: &mut Rng, len: Bytes) -> Part {
@@ -226,8 +290,8 @@ impl Setup {
         self.lenders.len()
     }
 
-    /// Open the files again: what was wrong with them before is forgotten.
-    pub(super) fn reopen(&mut self, ring: &mut SimRing) {
+    /// Open the files again: what was wrong with them before is forgotten. `started_anew`: the machine was.
+    pub(super) fn reopen(&mut self, ring: &mut SimRing, started_anew: bool) {
         for (disk, facts) in self.facts.iter().enumerate() {
             if let Some(facts) = facts {
                 let (align, align_memory) = aligned(facts.direct);
@@ -236,6 +300,19 @@ impl Setup {
         }
         self.shared = self.facts.iter().map(|facts| facts.map(Shared::new)).collect();
         self.latches.iter().for_each(|latch| latch.set(false));
+        for overlay in &mut self.overlays {
+            let start = self.facts[overlay.disk].map_or(Bytes::ZERO, |facts| facts.start);
+            let layout = overlay.layout;
+            let mut table = vec![0; layout.table_len() as usize];
+            let mut tally = table.clone();
+            let disk = ring.disk_mut(FileId(overlay.disk as u32));
+            if started_anew {
+                disk.write(start.0 + layout.tally_at().0, &tally, true);
+            }
+            disk.read(start.0 + TABLE_AT, &mut table);
+            disk.read(start.0 + layout.tally_at().0, &mut tally);
+            overlay.index = Some(Arc::new(Index::open(layout, overlay.origin_len, &table, Some(&tally))));
+        }
     }
 
     /// Nothing is under way: the next stack that is built may serve its files otherwise.

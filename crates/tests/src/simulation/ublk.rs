@@ -366,7 +366,7 @@ impl Server {
         rng: &mut Rng,
     ) -> Server {
         inner.set_faults(Faults::NONE);
-        setup.reopen(&mut inner);
+        setup.reopen(&mut inner, false);
         let device = kernel.open_char(number, process).expect("nobody else has it");
         let mut ring = ModelRing::new(inner, device, process.into());
         let (mut queues, mut front, mut ids) = (Queues::default(), Front::default(), Vec::new());

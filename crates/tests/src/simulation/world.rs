@@ -3,9 +3,9 @@
 use super::load::{self, Flying};
 use super::stacks::Setup;
 use super::{Outcome, Scenario};
-use block::{Bytes, Flags, Op, Request, Sectors, Tag};
+use block::{Bytes, Flags, Op, Request, Sectors, Status, Tag};
 use queue::{Done, Owner, Queue, QueueConfig, QueueId, Queues, Ring as _};
-use sim::{Faults, Model, Rng, SECTOR_LEN, SimRing, Tracer};
+use sim::{Faults, Model, Rng, SECTOR_LEN, SimRing, Tracer, fill_sector};
 
 /// Turns that one run may take without a request ending, before it counts as stuck. A jammed stack of
 /// full rings needs a few dozen; one that tries 200 times, piece by piece, some ten thousand.
@@ -59,8 +59,21 @@ impl World {
             frozen: false,
             outcome,
         };
+        world.fill();
         world.open(false);
         world
+    }
+
+    /// What the origin of the overlay at the top holds from the beginning.
+    fn fill(&mut self) {
+        let Some((disk, start)) = self.setup.filled else { return };
+        let ticket = self.model.begin(Op::Write, Flags::FUA, Sectors(0), self.setup.sectors);
+        let mut bytes = vec![0; SECTOR_LEN * self.setup.sectors.0 as usize];
+        for (sector, bytes) in bytes.chunks_mut(SECTOR_LEN).enumerate() {
+            fill_sector(bytes, sector as u64, ticket.start);
+        }
+        self.ring.disk_mut(disk).write(start.0, &bytes, true);
+        self.model.end(ticket, Status::Ok);
     }
 
     pub(super) fn run(mut self, scenario: Scenario) -> Result<Outcome, String> {
@@ -84,11 +97,11 @@ impl World {
         Ok(self.outcome)
     }
 
-    /// Make the queues anew, each with its own instance of the stack.
+    /// Make the queues anew, each with its own instance of the stack. `calm`: without faults, after a power cut.
     fn open(&mut self, calm: bool) {
         self.queues = Queues::default();
         self.ids.clear();
-        self.setup.reopen(&mut self.ring);
+        self.setup.reopen(&mut self.ring, calm);
         self.ring.set_faults(if calm { Faults::NONE } else { self.setup.faults });
         for _ in 0..self.setup.queues {
             let id = self.queues.vacant();

@@ -1,0 +1,220 @@
+//! Opening and making overlays: the file, its header, the check that it belongs to what stands below.
+
+use super::Tree;
+use super::scratch::Scratch;
+use super::source::Source;
+use crate::device::DeviceError;
+use crate::spec::{CowSpec, FileSpec, StackSpec};
+use block::{Bytes, Fact};
+use layers::CowLayer;
+use layers::cow::Index;
+use layers::cow::format::{
+    HEADER_LEN, Header, HeaderError, Identity, Layout, SAMPLE_LEN, SECOND_AT, TABLE_AT,
+};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Why an overlay cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CowError {
+    /// What is to be only read was to be made.
+    #[error("what stands under an overlay is only read (leave out create, or make it first)")]
+    Create,
+    /// It cannot be read or written.
+    #[error("{doing} {} failed: {source}", path.display())]
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// The overlay.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// It is no overlay.
+    #[error("{}: {why} (give another file, or make one with create)", path.display())]
+    Header {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        why: HeaderError,
+    },
+    /// Something about it does not fit.
+    #[error("{}: {why}", path.display())]
+    Unfit {
+        /// The overlay.
+        path: PathBuf,
+        /// What, and what to do.
+        why: String,
+    },
+}
+
+/// What is under an overlay, opened to be read only.
+pub(super) fn origin(mut stack: StackSpec) -> Result<StackSpec, CowError> {
+    if let StackSpec::File(file) = &mut stack {
+        if file.create.is_some() {
+            return Err(CowError::Create);
+        }
+        file.ro = true;
+    }
+    Ok(stack)
+}
+
+/// Put an overlay over a tree.
+pub(super) fn open(below: Tree, spec: &CowSpec) -> Result<Tree, DeviceError> {
+    let path = &spec.file;
+    let unfit = |why: String| CowError::Unfit { path: path.clone(), why };
+    let identity = identify(&below).map_err(CowError::at("reading what is under", path))?;
+    let layout =
+        Layout::new(spec.size.unwrap_or(identity.size), spec.chunk).map_err(|why| unfit(why.into()))?;
+    let is_there = fs::exists(path).map_err(CowError::at("looking for", path))?;
+    let make = !is_there && spec.create;
+    let store = Tree::leaf(Source::open(&StackSpec::File(FileSpec {
+        path: path.clone(),
+        direct: spec.direct,
+        create: make.then(|| layout.file_len()),
+        ..FileSpec::default()
+    }))?);
+    let opened = if make {
+        make_new(&store, identity, layout)
+            .map_err(CowError::at("making", path))
+            .inspect_err(|_| drop(fs::remove_file(path)))?
+    } else {
+        open_old(&store, identity, spec)?
+    };
+    check_blocks(&below, &store, opened.header.layout).map_err(unfit)?;
+    let Opened { header, table, tally } = opened;
+    let index = Index::open(header.layout, header.origin.size, &table, tally.as_deref());
+    let facts: Vec<Fact> = vec![("overlay", path.display().to_string())];
+    Ok(Tree::over(Arc::new(CowLayer::new(Arc::new(index), facts)), vec![below, store])?)
+}
+
+impl CowError {
+    fn at(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> CowError {
+        move |source| CowError::Io { doing, path: path.to_owned(), source }
+    }
+}
+
+/// What was read of an overlay.
+struct Opened {
+    header: Header,
+    table: Vec<u8>,
+    /// `None`: there is none that may be believed.
+    tally: Option<Vec<u8>>,
+}
+
+/// Which origin this is.
+fn identify(tree: &Tree) -> io::Result<Identity> {
+    let mut scratch = Scratch::new(tree).map_err(io::Error::other)?;
+    let size = tree.profile().size;
+    let block = tree.profile().limits.logical_block_size.0;
+    let mut content = Vec::new();
+    for at in Identity::samples(size) {
+        // Whole logical blocks, of which a sample is a part if they are longer.
+        let start = Bytes(at).align_down(block).0;
+        let mut blocks = vec![0; (SAMPLE_LEN.max(block)).min(size.0 - start) as usize];
+        scratch.read(start, &mut blocks)?;
+        let skip = (at - start) as usize;
+        content.extend_from_slice(&blocks[skip..skip + SAMPLE_LEN as usize]);
+    }
+    Ok(Identity::new(size, content.into_iter()))
+}
+
+/// The kernel's name for this start of the machine.
+fn boot_id() -> [u8; 16] {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits = text.bytes().filter_map(|byte| char::from(byte).to_digit(16));
+    // Where there is none, none is ever the same: no tally is believed.
+    let mut id = [0; 16];
+    digits.zip(0..32).for_each(|(digit, at)| id[at / 2] |= (digit as u8) << (4 * (1 - at % 2)));
+    id
+}
+
+/// The first header goes to the disk last, when all else is there.
+fn make_new(store: &Tree, origin: Identity, layout: Layout) -> io::Result<Opened> {
+    let mut scratch = Scratch::new(store).map_err(io::Error::other)?;
+    let header = Header { sequence: 1, committing: false, origin, boot: boot_id(), layout };
+    scratch.flush()?;
+    for at in [SECOND_AT, 0] {
+        scratch.write(at, &header.encode())?;
+    }
+    scratch.flush()?;
+    Ok(Opened { header, table: vec![0; layout.table_len() as usize], tally: None })
+}
+
+fn open_old(store: &Tree, origin: Identity, spec: &CowSpec) -> Result<Opened, CowError> {
+    let path = &spec.file;
+    let io = |doing| CowError::at(doing, path);
+    let unfit = |why: String| CowError::Unfit { path: path.clone(), why };
+    let mut scratch = Scratch::new(store).map_err(io::Error::other).map_err(io("reading"))?;
+    let mut head = vec![0; 2 * HEADER_LEN];
+    if store.profile().size.0 < head.len() as u64 {
+        return Err(CowError::Header { path: path.clone(), why: HeaderError::NotOne });
+    }
+    scratch.read(0, &mut head).map_err(io("reading"))?;
+    let mut header = Header::read(&head).map_err(|why| CowError::Header { path: path.clone(), why })?;
+    let layout = header.layout;
+    if store.profile().size < layout.file_len() {
+        return Err(unfit(format!(
+            "it is cut off: {} of {} are there",
+            store.profile().size,
+            layout.file_len()
+        )));
+    }
+    if header.origin != origin {
+        return Err(unfit(match header.origin.size == origin.size {
+            true => "it belongs to another device, or what is under it was changed (give the one it was made over)".into(),
+            false => format!("it belongs to a device of {}, and this one has {}", header.origin.size, origin.size),
+        }));
+    }
+    let differs = |what: &str, has: Bytes| unfit(format!("its {what} is {has} (leave out {what})"));
+    match (spec.chunk, spec.size) {
+        (Some(chunk), _) if chunk != layout.chunk => return Err(differs("chunk", layout.chunk)),
+        (_, Some(size)) if size != layout.size => return Err(differs("size", layout.size)),
+        _ => {}
+    }
+    let mut table = vec![0; layout.table_len() as usize];
+    scratch.read(TABLE_AT, &mut table).map_err(io("reading the table of"))?;
+    let boot = boot_id();
+    let mut tally = None;
+    if header.boot == boot && boot != [0; 16] {
+        let mut bytes = vec![0; table.len()];
+        scratch.read(layout.tally_at().0, &mut bytes).map_err(io("reading the tally of"))?;
+        tally = Some(bytes);
+    } else {
+        // It is emptied before the header says that it belongs to this start of the machine.
+        scratch.write_zeroes(layout.tally_at().0, layout.table_len()).map_err(io("writing"))?;
+        header = Header { boot, sequence: header.sequence + 1, ..header };
+        let older = if header.sequence.is_multiple_of(2) { SECOND_AT } else { 0 };
+        scratch.write(older, &header.encode()).map_err(io("writing"))?;
+    }
+    Ok(Opened { header, table, tally })
+}
+
+/// Whether chunks are whole blocks of both.
+fn check_blocks(below: &Tree, store: &Tree, layout: Layout) -> Result<(), String> {
+    let block = [below, store].map(|tree| tree.profile().limits.logical_block_size);
+    let block = block[0].max(block[1]);
+    if layout.chunk < block {
+        return Err(format!(
+            "a chunk of {} is less than a block of {block} (make it with chunk={block})",
+            layout.chunk
+        ));
+    }
+    if !layout.size.is_aligned(block.0) {
+        return Err(format!("{} are no whole blocks of {block}", layout.size));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machine_has_a_boot_id() {
+        assert_ne!(boot_id(), [0; 16]);
+        assert_eq!(boot_id(), boot_id());
+    }
+}
