@@ -6,6 +6,7 @@ use crate::listing::{block_on, client_of, devices, run_dir};
 use crate::progress::shown;
 use engine::control::{ClientError, ControlClient};
 use engine::loop_device::{clear_stale, dead_files, is_left_behind};
+use engine::nbd_device::remove_orphan;
 use engine::rundir::RunDir;
 use engine::spec::DeviceName;
 use std::process::ExitCode;
@@ -42,14 +43,18 @@ async fn delete(client: &ControlClient, name: &str, by_force: bool) -> Result<()
     if by_force { client.delete_by_force(name).await } else { client.delete(name).await }
 }
 
-/// Nobody serves it: take away what a server that died left of its loop device, if anything.
+/// Nobody serves it: take away what a server that died left of its loop or nbd device, if anything.
 fn clear_left_behind(run: &RunDir, name: &str, missing: Failure) -> Result<ExitCode, Failure> {
     let Ok(device) = name.parse::<DeviceName>() else { return Err(missing) };
     let mut files = dead_files(name);
     files.extend(Some(run.loop_file(name)).filter(|file| is_left_behind(file)));
     files.dedup();
     if files.is_empty() {
-        return Err(missing);
+        return match remove_orphan(name) {
+            Ok(Some(_)) => Ok(ExitCode::SUCCESS),
+            Ok(None) => Err(missing),
+            Err(why) => Err(Failure::new("del", name, why)),
+        };
     }
     // While we hold its name nobody else can begin to serve it.
     let _claim = run.claim(&device).map_err(|why| Failure::new("del", name, why))?;

@@ -50,8 +50,6 @@ pub(super) struct Reconfigure {
 pub(super) struct Facts {
     /// Whether it is connected, with or without live connections.
     pub(super) connected: bool,
-    /// How many connections it was set up for.
-    pub(super) queues: usize,
     /// What it was connected as.
     pub(super) backend: Option<String>,
 }
@@ -80,8 +78,11 @@ pub(super) trait Driver: Send + Sync {
     /// The numbers of all devices.
     fn numbers(&self) -> Vec<u32>;
 
-    /// Whether somebody holds it: a file system that is mounted, a device that stands on it.
-    fn is_held(&self, number: u32) -> bool;
+    /// Whether it, or a partition of it, is mounted here, swapped to, or part of another device. Never waits.
+    fn is_mounted(&self, number: u32) -> bool;
+
+    /// Whether somebody has it exclusively, wherever it is mounted. Opening it may read from it.
+    fn is_claimed(&self, number: u32) -> bool;
 }
 
 /// The real one.
@@ -206,12 +207,10 @@ impl Driver for Kernel {
 
     fn facts(&self, number: u32) -> Option<Facts> {
         let directory = sysfs(number);
-        let queues = fs::read_dir(directory.join("mq")).map_or(0, |queues| queues.flatten().count());
         let backend = fs::read_to_string(directory.join("backend")).ok();
         directory.exists().then(|| Facts {
             // The file is there while the device is connected.
             connected: directory.join("pid").exists(),
-            queues,
             backend: backend.map(|text| text.trim_end_matches('\n').to_owned()),
         })
     }
@@ -224,7 +223,28 @@ impl Driver for Kernel {
         numbers
     }
 
-    fn is_held(&self, number: u32) -> bool {
+    fn is_mounted(&self, number: u32) -> bool {
+        let directory = sysfs(number);
+        let name = format!("nbd{number}");
+        let parts = fs::read_dir(&directory).into_iter().flatten().flatten().map(|entry| entry.path());
+        let is_part = |path: &PathBuf| {
+            path.file_name().and_then(|part| part.to_str()).is_some_and(|part| part.starts_with(&name))
+        };
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+        let is_used = |path: PathBuf| {
+            let device = fs::read_to_string(path.join("dev")).unwrap_or_default();
+            let holders = fs::read_dir(path.join("holders")).map_or(0, Iterator::count);
+            let node = path.file_name().map(|name| format!("/dev/{}", name.to_string_lossy()));
+            // The third word of a line of mountinfo is the device; the first of a line of swaps is its node.
+            holders > 0
+                || mounts.lines().any(|line| line.split(' ').nth(2) == Some(device.trim_end()))
+                || swaps.lines().any(|line| line.split_whitespace().next() == node.as_deref())
+        };
+        std::iter::once(directory.clone()).chain(parts.filter(is_part)).any(is_used)
+    }
+
+    fn is_claimed(&self, number: u32) -> bool {
         // Who mounts a block device opens it exclusively, and so does who builds on it.
         let path = format!("/dev/nbd{number}");
         let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;

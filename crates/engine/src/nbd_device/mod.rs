@@ -3,8 +3,9 @@
 //! Each connection is a pair of sockets. One end goes to the kernel, over generic netlink; the other goes to a
 //! reactor, in its transmission phase from the first byte. When this process dies the kernel sees all of them
 //! close, holds requests back for the dead-connection timeout, and sends them again to whoever brings it new
-//! sockets: the next server of a device of that name. The same happens to a single connection that the kernel
-//! gave up, within one process.
+//! sockets: the next server of a device of that name. What it had sent it sends again only when the request's
+//! timeout has passed. The same happens to a single connection that the kernel gave up, within one process; a new
+//! one is brought when the last request of the old one has ended.
 //!
 //! Owner: the device's host, on the control plane's runtime; waiting for the kernel is done on threads that may.
 //!
@@ -36,9 +37,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::{Mutex, Notify};
 
-/// The driver gives up a connection that does not answer for 30 seconds when there is another, unless it is told
-/// a time. A slow disk is not a lost message, and no message is lost on a pair of sockets: a day.
-const NO_TIMEOUT_SECONDS: u64 = 24 * 60 * 60;
+/// The most connections of one device, as `--nbd-device` has it.
+const CONNECTIONS_MAX: usize = 256;
 /// How often, and how long apart, sockets are brought to a device whose old ones the kernel has not yet noticed
 /// to be closed. It does at once, unless it is busy.
 const TAKE_OVER_TRIES: u32 = 20;
@@ -118,9 +118,16 @@ fn refused(what: &'static str, number: Option<u32>, errno: Errno) -> NbdDeviceEr
     }
 }
 
-/// What a device of that name is attached as, so that the next server of it can be told from a stranger.
-fn backend_of(name: &str) -> String {
-    format!("blockyard:{name}")
+/// What a device of that name is attached as, so that the next server of it can be told from a stranger, and
+/// knows how many connections it is to bring: the kernel does not tell. No device's name has a `/`.
+fn backend_of(name: &str, connections: usize) -> String {
+    format!("blockyard:{name}/{connections}")
+}
+
+/// How many connections a device has that was attached under that name; `None`: under another.
+fn connections_of(name: &str, backend: &str) -> Option<usize> {
+    let (found, connections) = backend.strip_prefix("blockyard:")?.split_once('/')?;
+    connections.parse().ok().filter(|count| found == name && (1..=CONNECTIONS_MAX).contains(count))
 }
 
 /// Detach the device that a server of that name left behind when it died. Its number; `None`: there is none.
@@ -132,17 +139,28 @@ pub fn remove_orphan(name: &str) -> Result<Option<u32>, NbdDeviceError> {
 }
 
 fn remove_orphan_of(driver: &dyn Driver, name: &str) -> Result<Option<u32>, NbdDeviceError> {
-    let Some(number) = find(driver, &backend_of(name)) else { return Ok(None) };
-    if driver.is_held(number) {
+    let Some((number, backend, connections)) = find(driver, name, None) else { return Ok(None) };
+    if driver.is_mounted(number) {
         return Err(NbdDeviceError::Held(number));
+    }
+    // A process with another run directory may serve it: then its connections are alive.
+    let ask = Reconfigure { number, backend, size: None, dead_timeout: None };
+    if replace(driver, &ask, connections)?.len() < connections {
+        return Ok(None);
     }
     driver.disconnect(number).map_err(|errno| refused("detach", Some(number), errno))?;
     Ok(Some(number))
 }
 
-fn find(driver: &dyn Driver, backend: &str) -> Option<u32> {
-    let ours = |facts: Facts| facts.connected && facts.backend.as_deref() == Some(backend);
-    driver.numbers().into_iter().find(|&number| driver.facts(number).is_some_and(ours))
+/// The device that is attached under a name, among all or that one: its number, what it is attached as, and its
+/// connections.
+fn find(driver: &dyn Driver, name: &str, number: Option<u32>) -> Option<(u32, String, usize)> {
+    let numbers = number.map_or_else(|| driver.numbers(), |number| vec![number]);
+    numbers.into_iter().find_map(|number| {
+        let backend = driver.facts(number).filter(|facts| facts.connected)?.backend?;
+        let connections = connections_of(name, &backend)?;
+        Some((number, backend, connections))
+    })
 }
 
 /// Wait for the kernel on a thread that may.
@@ -231,14 +249,14 @@ impl Host {
         Host::refuse_zones(device, "NBD")?;
         let connections = spec.connections.map_or(self.reactors().len(), usize::from);
         let ask = connect_of(device, spec, connections);
-        let kernel = driver.clone();
-        let (number, sockets) = blocking(move || attach(&*kernel, ask, connections)).await?;
+        let (kernel, name) = (driver.clone(), device.name().to_owned());
+        let (number, backend, sockets) = blocking(move || attach(&*kernel, &name, ask, connections)).await?;
         let attached = Arc::new(Attached {
             driver,
             host: Arc::downgrade(self),
             device: device.clone(),
             number,
-            backend: backend_of(device.name()),
+            backend,
             connections: sockets.len(),
             alive: AtomicUsize::new(0),
             gone: Notify::new(),
@@ -261,38 +279,32 @@ fn connect_of(device: &Device, spec: &NbdDeviceSpec, connections: usize) -> Conn
         size: device.size().0,
         block_size,
         flags: flags.0.into(),
-        // One connection without a timeout is never given up.
-        timeout: match spec.timeout {
-            Some(timeout) => timeout.as_secs(),
-            None if connections > 1 => NO_TIMEOUT_SECONDS,
-            None => 0,
-        },
+        timeout: spec.timeout.as_secs(),
         dead_timeout: spec.dead_timeout.as_secs(),
         destroy: false,
-        backend: backend_of(device.name()),
+        backend: backend_of(device.name(), connections),
     }
 }
 
-/// Take over what a dead server left, or connect anew. The device's number, and our ends of its connections.
+/// Take over what a dead server left, or connect anew. The device's number, what it is attached as, and our ends
+/// of its connections.
 fn attach(
     driver: &dyn Driver,
+    name: &str,
     mut ask: Connect,
     connections: usize,
-) -> Result<(u32, Vec<OwnedFd>), NbdDeviceError> {
-    let there = ask.number.or_else(|| find(driver, &ask.backend));
-    let facts = there.and_then(|number| Some((number, driver.facts(number)?)));
-    if let Some((number, facts)) = facts
-        && facts.connected
-    {
-        if facts.backend.as_deref() != Some(&ask.backend) {
-            return Err(NbdDeviceError::Busy { number, backend: facts.backend });
-        }
-        if let Some(sockets) = take_over(driver, &ask, number, facts.queues)? {
-            return Ok((number, sockets));
+) -> Result<(u32, String, Vec<OwnedFd>), NbdDeviceError> {
+    if let Some((number, backend, connections)) = find(driver, name, ask.number) {
+        if let Some(sockets) = take_over(driver, &ask, number, &backend, connections)? {
+            return Ok((number, backend, sockets));
         }
         if ask.number.is_some() {
             return Err(NbdDeviceError::Served(number));
         }
+    } else if let Some(number) = ask.number
+        && let Some(Facts { connected: true, backend }) = driver.facts(number)
+    {
+        return Err(NbdDeviceError::Busy { number, backend });
     }
     // A device that is made for us goes with us; those that the driver was loaded with stay.
     ask.destroy = match ask.number {
@@ -304,7 +316,7 @@ fn attach(
     };
     let (ours, theirs) = pairs(connections)?;
     match driver.connect(&ask, &theirs) {
-        Ok(number) => Ok((number, ours)),
+        Ok(number) => Ok((number, ask.backend, ours)),
         Err(errno) => Err(refused("attach", ask.number, errno)),
     }
 }
@@ -314,11 +326,12 @@ fn take_over(
     driver: &dyn Driver,
     ask: &Connect,
     number: u32,
+    backend: &str,
     connections: usize,
 ) -> Result<Option<Vec<OwnedFd>>, NbdDeviceError> {
-    let sockets_only = Reconfigure { number, backend: ask.backend.clone(), size: None, dead_timeout: None };
-    let sockets = replace(driver, &sockets_only, connections.max(1))?;
-    if sockets.len() < connections.max(1) {
+    let sockets_only = Reconfigure { number, backend: backend.to_owned(), size: None, dead_timeout: None };
+    let sockets = replace(driver, &sockets_only, connections)?;
+    if sockets.len() < connections {
         return Ok(None);
     }
     // The stack may have been given another size meanwhile.
@@ -390,6 +403,11 @@ impl Attached {
                 .is_some_and(|facts| facts.backend.as_ref() == Some(&self.backend))
     }
 
+    /// Whether somebody has it exclusively. Asked only of a device that answers: opening one reads from it.
+    fn is_claimed(&self) -> bool {
+        self.alive.load(Relaxed) > 0 && self.driver.is_claimed(self.number)
+    }
+
     /// Tell the kernel that the device holds so many bytes.
     async fn tell_size(self: &Arc<Self>, size: u64) -> Result<(), NbdDeviceError> {
         let _changing = self.changing.lock().await;
@@ -411,7 +429,7 @@ impl Attached {
             if !this.is_ours() {
                 return Ok(());
             }
-            match this.driver.is_held(this.number) {
+            match this.driver.is_mounted(this.number) || this.is_claimed() {
                 true if leave => Ok(()),
                 true => Err(NbdDeviceError::Held(this.number)),
                 false => {

@@ -150,7 +150,6 @@ impl Driver for Model {
     fn facts(&self, number: u32) -> Option<Facts> {
         self.lock().get(&number).map(|device| Facts {
             connected: device.told.is_some(),
-            queues: device.sockets.len(),
             backend: device.told.as_ref().map(|told| told.backend.clone()),
         })
     }
@@ -159,7 +158,11 @@ impl Driver for Model {
         self.lock().keys().copied().collect()
     }
 
-    fn is_held(&self, number: u32) -> bool {
+    fn is_mounted(&self, number: u32) -> bool {
+        self.is_claimed(number)
+    }
+
+    fn is_claimed(&self, number: u32) -> bool {
         self.lock().get(&number).is_some_and(|device| device.held)
     }
 }

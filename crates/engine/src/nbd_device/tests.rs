@@ -56,8 +56,8 @@ async fn every_connection_reaches_the_device() {
     let disk = device(&host, "disk", "ram:1M");
     assert_eq!(export(&host, &model, &disk, "").await, Ok("/dev/nbd0".to_owned()));
     let told = model.lock()[&0].told.clone().unwrap();
-    assert_eq!((told.size, told.block_size, told.backend.as_str()), (1 << 20, 512, "blockyard:disk"));
-    assert_eq!((told.timeout, told.dead_timeout, told.destroy), (NO_TIMEOUT_SECONDS, 30, false));
+    assert_eq!((told.size, told.block_size, told.backend.as_str()), (1 << 20, 512, "blockyard:disk/2"));
+    assert_eq!((told.timeout, told.dead_timeout, told.destroy), (30, 30, false));
     // HAS_FLAGS, SEND_FLUSH, SEND_FUA, SEND_TRIM, SEND_WRITE_ZEROES, CAN_MULTI_CONN.
     assert_eq!(told.flags & 0x16d, 0x16d, "{:#x}", told.flags);
     assert_eq!(model.alive(0), 2, "one for each reactor");
@@ -86,14 +86,6 @@ async fn what_is_asked_for_is_told() {
     assert_eq!(model.alive(5), 3);
     host.shut_down().await.unwrap();
     assert!(!model.lock().contains_key(&5));
-}
-
-#[tokio::test]
-async fn one_connection_is_never_given_up_unless_asked() {
-    let (host, model) = (host(), Arc::new(Model::new(1)));
-    export(&host, &model, &device(&host, "disk", "ram:1M"), "0,connections=1").await.unwrap();
-    assert_eq!(model.lock()[&0].told.as_ref().map(|told| told.timeout), Some(0));
-    host.shut_down().await.unwrap();
 }
 
 #[tokio::test]
@@ -141,7 +133,7 @@ async fn a_strangers_device_is_busy() {
     let (first, second) = (host(), host());
     export(&first, &model, &device(&first, "disk", "ram:1M"), "0").await.unwrap();
     let why = export(&second, &model, &device(&second, "other", "ram:1M"), "0").await.unwrap_err();
-    assert!(why.contains("/dev/nbd0 is attached already as \"blockyard:disk\""), "{why}");
+    assert!(why.contains("/dev/nbd0 is attached already as \"blockyard:disk/2\""), "{why}");
     first.shut_down().await.unwrap();
     second.shut_down().await.unwrap();
 }
@@ -235,6 +227,8 @@ async fn what_a_dead_server_left_is_removed_by_name() {
     assert!(matches!(remove_orphan_of(&*model, "disk"), Ok(None)));
     let first = host();
     export(&first, &model, &device(&first, "disk", "ram:1M"), "0").await.unwrap();
+    assert!(matches!(remove_orphan_of(&*model, "disk"), Ok(None)), "its server is alive");
+    assert_eq!(model.alive(0), 2);
     model.lock().get_mut(&0).unwrap().held = true;
     first.shut_down().await.unwrap();
     assert!(matches!(remove_orphan_of(&*model, "disk"), Err(NbdDeviceError::Held(0))));

@@ -11,6 +11,8 @@ use std::time::Duration;
 const CONNECTIONS_MAX: u16 = 256;
 /// The driver keeps its times in ticks of 32 bits: 2^32 at 1000 a second.
 const SECONDS_MAX: u64 = 4_000_000;
+/// The block layer's own default for a request.
+const TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 /// How long requests wait for a new server by default.
 const DEAD_DEFAULT: Duration = Duration::from_secs(30);
 
@@ -21,8 +23,9 @@ pub struct NbdDeviceSpec {
     pub number: Option<u32>,
     /// Connections, and so hardware queues in the kernel; `None`: one for each I/O thread.
     pub connections: Option<u16>,
-    /// After which the kernel gives a connection up that does not answer; `None`: never.
-    pub timeout: Option<Duration>,
+    /// After which the kernel gives up the connection of a request that was not answered, and sends it on another.
+    /// Only so does it send again what a server that was killed had taken in.
+    pub timeout: Duration,
     /// How long the kernel holds requests back when there is no server.
     pub dead_timeout: Duration,
     /// The block size that the kernel is told; `None`: the device's.
@@ -34,7 +37,7 @@ impl Default for NbdDeviceSpec {
         NbdDeviceSpec {
             number: None,
             connections: None,
-            timeout: None,
+            timeout: TIMEOUT_DEFAULT,
             dead_timeout: DEAD_DEFAULT,
             block: None,
         }
@@ -86,7 +89,7 @@ impl FromStr for NbdDeviceSpec {
         Ok(NbdDeviceSpec {
             number,
             connections,
-            timeout: seconds(&mut options, "timeout", 1)?,
+            timeout: seconds(&mut options, "timeout", 1)?.unwrap_or(TIMEOUT_DEFAULT),
             dead_timeout: seconds(&mut options, "dead_conn_timeout", 0)?.unwrap_or(DEAD_DEFAULT),
             block: block.map(|block| block.0 as u32),
         })
@@ -101,8 +104,8 @@ impl fmt::Display for NbdDeviceSpec {
         if let Some(connections) = self.connections {
             write!(f, ",connections={connections}")?;
         }
-        if let Some(timeout) = self.timeout {
-            write!(f, ",timeout={}", format_time(timeout))?;
+        if self.timeout != TIMEOUT_DEFAULT {
+            write!(f, ",timeout={}", format_time(self.timeout))?;
         }
         if self.dead_timeout != DEAD_DEFAULT {
             write!(f, ",dead_conn_timeout={}", format_time(self.dead_timeout))?;
