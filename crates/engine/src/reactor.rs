@@ -55,7 +55,6 @@ enum Mail {
     /// Serve a device to a new client, through a queue that is made if it is not there.
     Attach(Arc<Device>, Attach),
     /// The same through a new queue, of which so many tags are left to the front-end.
-    #[allow(dead_code, reason = "exports with tags of their own come with their own modules")]
     AttachAlone(Arc<Device>, u16, Attach),
     /// Finish what the device's connections have asked for, close them, flush, drop the queue.
     Retire(Arc<Device>, oneshot::Sender<bool>),
@@ -135,7 +134,6 @@ impl Reactor {
     }
 
     /// The same with a new queue that is the front-end's alone: its first `tags` tags are left to it.
-    #[allow(dead_code, reason = "exports with tags of their own come with their own modules")]
     pub(crate) fn attach_alone(&self, device: Arc<Device>, tags: u16, attach: Attach) {
         self.post(Mail::AttachAlone(device, tags, attach));
     }

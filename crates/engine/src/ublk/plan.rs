@@ -6,6 +6,11 @@ use ::ublk::{DeviceInfo, Features, NewDevice, Params};
 use block::{Bytes, Profile};
 use exports::ublk::{Choice, Circumstances, DataMode};
 
+/// Whether most requests are over as soon as they are submitted.
+fn answers_at_once(profile: &Profile) -> bool {
+    profile.in_place || profile.lends
+}
+
 /// The most that one request moves when nothing was asked for. Twice the block layer's default for a file system's
 /// read-ahead, and with the default depth 64 MiB of address space a queue.
 const IO_MAX: Bytes = Bytes(512 << 10);
@@ -42,8 +47,13 @@ impl Plan {
         let has = offered.unwrap_or(OLDEST);
         let recovery = recovery(spec, survives)?;
         let zoned = profile.limits.features.has(block::Features::ZONED);
-        let at =
-            Circumstances { offered: has, unprivileged: spec.unprivileged, zoned, opaque: profile.opaque };
+        let at = Circumstances {
+            offered: has,
+            unprivileged: spec.unprivileged,
+            zoned,
+            opaque: profile.opaque,
+            in_place: answers_at_once(profile),
+        };
         let choice = match spec.mode {
             Some(mode) => {
                 at.check(mode)?;
@@ -108,7 +118,13 @@ impl Plan {
             newest_first.into_iter().find(|mode| features.has(mode.features())).unwrap_or(DataMode::Copy);
         let zoned = features.has(Features::ZONED);
         let unprivileged = spec.unprivileged;
-        let at = Circumstances { offered: features, unprivileged, zoned, opaque: profile.opaque };
+        let at = Circumstances {
+            offered: features,
+            unprivileged,
+            zoned,
+            opaque: profile.opaque,
+            in_place: answers_at_once(profile),
+        };
         at.check(made)?;
         let io_max = Bytes(info.max_io_buf_bytes.into());
         let now = params::of(profile, io_max)?;

@@ -92,6 +92,9 @@ pub struct Circumstances {
     /// Every node of the stack hands data on by name and never looks at it: see
     /// [`DeviceFacts::opaque`](crate::nbd::DeviceFacts).
     pub opaque: bool,
+    /// Requests are mostly answered while they are submitted, which takes memory of our own: copying is cheaper then
+    /// than registering and a second round through the ring.
+    pub in_place: bool,
 }
 
 /// A way, and why it is the best.
@@ -132,6 +135,9 @@ impl Circumstances {
         if !self.opaque {
             return choice(DataMode::Copy, "the stack needs the data in memory of its own");
         }
+        if self.in_place {
+            return choice(DataMode::Copy, "the stack answers at once, into memory of its own");
+        }
         if self.unprivileged {
             return choice(DataMode::Copy, "an unprivileged device has no zero copy");
         }
@@ -168,8 +174,13 @@ impl Circumstances {
 mod tests {
     use super::*;
 
-    const ALL: Circumstances =
-        Circumstances { offered: Features::KNOWN, unprivileged: false, zoned: false, opaque: true };
+    const ALL: Circumstances = Circumstances {
+        offered: Features::KNOWN,
+        unprivileged: false,
+        zoned: false,
+        opaque: true,
+        in_place: false,
+    };
 
     #[test]
     fn a_stack_that_does_not_look_gets_the_best_that_the_driver_has() {
@@ -183,6 +194,8 @@ mod tests {
     #[test]
     fn a_stack_that_looks_gets_copies() {
         assert_eq!(Circumstances { opaque: false, ..ALL }.best().mode, DataMode::Copy);
+        let in_place = Circumstances { in_place: true, ..ALL };
+        assert_eq!((in_place.best().mode, in_place.check(DataMode::ZeroCopy)), (DataMode::Copy, Ok(())));
         assert_eq!(Circumstances { unprivileged: true, ..ALL }.best().mode, DataMode::Copy);
         assert_eq!(Circumstances { zoned: true, ..ALL }.best().mode, DataMode::UserCopy);
     }
