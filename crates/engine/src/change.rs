@@ -64,6 +64,9 @@ pub enum ChangeError {
         /// What it would hold.
         to: Bytes,
     },
+    /// It would change for some of its users only.
+    #[error("the kernel reads and writes its file past us, and would go on (show it without passthrough)")]
+    PassedBy,
     /// Requests that are under way do not end.
     #[error(
         "requests that are under way did not end within {} s: it goes on as it was (look at its backend)",
@@ -84,6 +87,9 @@ impl Host {
         // It may have been removed meanwhile.
         if !self.device(name).is_some_and(|now| Arc::ptr_eq(&now, &device)) {
             return Err(HostError::NoDevice);
+        }
+        if !matches!(change, Change::Resize { .. } | Change::Resume) && self.is_passed_by(&device) {
+            return Err(ChangeError::PassedBy.into());
         }
         match change {
             Change::Direct(direct) => {

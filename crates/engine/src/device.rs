@@ -205,6 +205,11 @@ impl Device {
         self.form().stack.clone()
     }
 
+    /// Whether the kernel is to look for partitions, where it is a device of the kernel's.
+    pub fn wants_partitions(&self) -> bool {
+        matches!(&self.form().stack, StackSpec::File(file) if file.partscan)
+    }
+
     /// The layers above its backend, bottom first.
     pub fn layers(&self) -> &[LayerSpec] {
         &self.layers

@@ -109,6 +109,16 @@ pub(crate) trait Export: Send + Sync {
     /// What `show` says.
     fn info(&self, device: &Device) -> ExportInfo;
 
+    /// Whether somebody has it in use at the moment.
+    fn is_used(&self, device: &Device) -> bool {
+        self.info(device).connections > 0
+    }
+
+    /// Whether the kernel does I/O on the device's file past us, so that nothing can be held back.
+    fn is_passed_by(&self) -> bool {
+        false
+    }
+
     /// Offer it no longer. What clients have asked for is finished afterwards, while its queues are retired. A
     /// refusal, as of a device that is in use, leaves it offered.
     fn close<'a>(&'a self, device: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>>;
@@ -358,6 +368,16 @@ impl Host {
     pub(crate) fn attach_to(&self, number: usize, device: Arc<Device>, attach: Attach) {
         let number = if device.is_single() { device.number() % self.reactors.len() } else { number };
         self.reactors[number].attach(device, attach);
+    }
+
+    /// Whether a client has a device in use, in whichever way.
+    pub(crate) fn is_used(&self, device: &Arc<Device>) -> bool {
+        self.exports_of(device).iter().any(|export| export.is_used(device))
+    }
+
+    /// Whether I/O on a device goes past us.
+    pub(crate) fn is_passed_by(&self, device: &Arc<Device>) -> bool {
+        self.exports_of(device).iter().any(|export| export.is_passed_by())
     }
 
     /// Hand a new client of a device to the reactor whose turn it is.

@@ -38,8 +38,7 @@ pub async fn watch(host: Arc<Host>, yard: Arc<dyn Yard>) {
                 follow(&host, &device).await;
             }
             if spec.autoclear {
-                let clients: u64 = host.exports(&device).iter().map(|export| export.connections).sum();
-                if clients > 0 {
+                if host.is_used(&device) {
                     used.insert(device.number());
                 } else if used.contains(&device.number())
                     && let Err(error) = yard.delete(device.name()).await

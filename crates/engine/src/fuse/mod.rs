@@ -175,6 +175,10 @@ impl Export for FuseExport {
         }
     }
 
+    fn is_passed_by(&self) -> bool {
+        self.shared.backing().is_some()
+    }
+
     fn close<'a>(&'a self, _device: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>> {
         Box::pin(async { Ok(self.unmount(false)?) })
     }

@@ -67,7 +67,7 @@ impl LoopExport {
             number: spec.number,
             block_len: device.limits().logical_block_size.0 as u32,
             read_only: device.read_only(),
-            partscan: spec.partscan,
+            partscan: spec.partscan || device.wants_partitions(),
         };
         match helper::ask(&Task::Attach(request)) {
             Ok(Some(number)) => Ok(LoopExport { file: mounted, number }),
@@ -105,6 +105,15 @@ impl Export for LoopExport {
     fn info(&self, device: &Device) -> ExportInfo {
         let of_file = self.file.info(device);
         ExportInfo { kind: of_file.kind.replacen("fuse", "loop", 1), address: self.address(), ..of_file }
+    }
+
+    /// The loop driver has the file open throughout: what counts is who has the loop device.
+    fn is_used(&self, _device: &Device) -> bool {
+        !loopdev::users(self.number).is_empty()
+    }
+
+    fn is_passed_by(&self) -> bool {
+        self.file.is_passed_by()
     }
 
     fn close<'a>(&'a self, _device: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>> {

@@ -5,7 +5,7 @@ use crate::spec::{FileSpec, NbdAddress, StackSpec};
 use rustix::fs::{Access, access};
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 impl Topology {
     /// Exports and devices that contradict each other. Looks at no file.
@@ -48,7 +48,24 @@ impl Topology {
             others.push(options);
         }
         problems.extend(self.unscanned());
+        problems.extend(self.self_standing());
         problems
+    }
+
+    /// Loop devices that would stand on themselves: their file is their own node (LOOP-15).
+    fn self_standing(&self) -> Vec<Problem> {
+        let stands = |export: &&ExportSpec| {
+            let ExportKind::Loop(spec) = &export.kind else { return false };
+            let node = spec.number.map(|number| PathBuf::from(format!("/dev/loop{number}")));
+            let device = self.devices.iter().find(|device| device.name == export.device);
+            matches!(device.map(|device| &device.stack), Some(StackSpec::File(file)) if Some(&file.path) == node.as_ref())
+        };
+        let lost = self.exports.iter().filter(stands);
+        lost.map(|export| {
+            let why = "the loop device would stand on itself (choose another number, or another file)";
+            Problem::new(export.line, "export.loop", why.to_owned())
+        })
+        .collect()
     }
 
     /// Devices that the kernel is to look for partitions on, and that are none of the kernel's.

@@ -115,3 +115,14 @@ fn fast_zero_on_a_block_device_never_writes() {
     assert_eq!(disk.bare(Op::WriteZeroes, 100, 200), Status::Ok);
     assert!(disk.ring.asked.iter().all(|asked| is_write(&asked.op)));
 }
+
+#[test]
+fn loop_11_operations_on_zones_are_not_supported_and_touch_nothing() {
+    let (_dir, path) = image();
+    let (_, mut disk) = with_facts(&path, buffered_facts());
+    for op in [Op::ZoneReset, Op::ZoneOpen, Op::ZoneFinish, Op::ZoneAppend] {
+        assert_eq!(disk.bare(op, 0, 4096), Status::NotSupported, "{op:?}");
+    }
+    assert!(disk.ring.asked.is_empty());
+    assert_eq!(std::fs::read(&path).unwrap(), content(0, 1 << 20));
+}
