@@ -1,9 +1,10 @@
-//! The harness of docs/benchmarks: `./x bench core`, `./x bench nbd`, `./x bench ublk`.
+//! The harness of docs/benchmarks: `./x bench core`, `./x bench nbd`, `./x bench loop`, `./x bench ublk`.
 #![forbid(unsafe_code)]
 
 mod core;
 mod devices;
 mod figures;
+mod loops;
 mod nbd;
 mod proc;
 
@@ -15,9 +16,10 @@ fn main() -> ExitCode {
         Some((word, rest)) if word == "core" => core::main(rest),
         Some((word, rest)) if word == "instructions" => core::instructions(rest),
         Some((word, rest)) if word == "nbd" => nbd::main(rest),
+        Some((word, rest)) if word == "loop" => loops::main(rest),
         Some((word, rest)) if word == "devices" => devices::main(rest),
         _ => {
-            eprintln!("usage: blockyard-bench core|instructions|nbd|devices [OPTIONS]");
+            eprintln!("usage: blockyard-bench core|instructions|nbd|loop|devices [OPTIONS]");
             ExitCode::from(2)
         }
     }

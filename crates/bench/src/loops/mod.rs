@@ -1,0 +1,156 @@
+//! `./x bench loop`: block devices over files, beside each other, on this kernel, as root.
+//!
+//! Every subject has an image of its own in one folder, is started once and stays; a file system is on each. A round goes
+//! through the jobs and, within each, through the subjects, beginning with another one every time. A figure is the median
+//! of the rounds; a ratio is the median of the rounds' own, so that what drifts during a run drops out.
+
+mod jobs;
+mod report;
+mod subjects;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use jobs::{JOBS, Job, Sample};
+use subjects::{Running, SUBJECTS, Subject};
+
+/// What went wrong, in words for the person at the terminal.
+#[derive(Debug)]
+struct Error(String);
+
+type Result<T> = std::result::Result<T, Error>;
+
+/// All rounds of one job on one subject.
+struct Row {
+    subject: &'static str,
+    job: &'static str,
+    samples: Vec<Sample>,
+}
+
+struct Options {
+    rounds: usize,
+    seconds: u32,
+    /// Bytes of each image.
+    size: u64,
+    folder: PathBuf,
+    out: PathBuf,
+    subjects: Vec<&'static Subject>,
+    jobs: Vec<&'static Job>,
+}
+
+const USAGE: &str = "\
+usage: ./x bench loop [OPTIONS]
+  --rounds N       (5)     --seconds N  of each run (3)     --size MIB  of each image (1280)
+  --dir PATH       where the images lie (/dev/shm)
+  --out PATH       where loop.csv goes (target/bench)
+  --subjects A,B   whose names begin so (all that are installed)
+  --jobs A,B       likewise
+";
+
+pub(crate) fn main(words: &[String]) -> ExitCode {
+    if words.iter().any(|word| word == "--help") {
+        print!("{USAGE}");
+        return ExitCode::SUCCESS;
+    }
+    let options = match parse(words) {
+        Ok(options) => options,
+        Err(error) => {
+            eprintln!("bench loop: {}\n\n{USAGE}", error.0);
+            return ExitCode::from(2);
+        }
+    };
+    match run(&options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench loop: {}", error.0);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn parse(words: &[String]) -> Result<Options> {
+    let mut options = Options {
+        rounds: 5,
+        seconds: 3,
+        size: 1280 << 20,
+        folder: "/dev/shm".into(),
+        out: "target/bench".into(),
+        subjects: SUBJECTS.iter().collect(),
+        jobs: JOBS.iter().collect(),
+    };
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let value = words.next().ok_or_else(|| Error(format!("{word} needs a value")))?;
+        let number = || {
+            let number = value.parse::<u32>().ok().filter(|number| *number > 0);
+            number.ok_or_else(|| Error(format!("{word} {value}: a number from 1")))
+        };
+        let begins = |name: &str| value.split(',').any(|part| name.starts_with(part));
+        match word.as_str() {
+            "--rounds" => options.rounds = number()? as usize,
+            "--seconds" => options.seconds = number()?,
+            "--size" => options.size = u64::from(number()?.max(512)) << 20,
+            "--dir" => options.folder = value.into(),
+            "--out" => options.out = value.into(),
+            "--subjects" => options.subjects.retain(|subject| begins(subject.name)),
+            "--jobs" => options.jobs.retain(|job| begins(job.name)),
+            _ => return Err(Error(format!("no such option: {word}"))),
+        }
+    }
+    if options.subjects.is_empty() || options.jobs.is_empty() {
+        return Err(Error("nothing is left to measure".into()));
+    }
+    Ok(options)
+}
+
+fn run(options: &Options) -> Result<()> {
+    let mut running: Vec<Running> = Vec::new();
+    for subject in &options.subjects {
+        match subject.start(&options.folder, options.size) {
+            Ok(one) => running.push(one),
+            Err(error) => eprintln!("{} is left out: {}", subject.name, error.0),
+        }
+    }
+    let mut rows: Vec<Row> = Vec::new();
+    for round in 0..options.rounds {
+        for job in &options.jobs {
+            for turn in 0..running.len() {
+                let one = &running[(turn + round) % running.len()];
+                eprintln!("round {} of {}: {} on {}", round + 1, options.rounds, job.name, one.name);
+                let sample = job.run(one, Duration::from_secs(options.seconds.into()))?;
+                match rows.iter_mut().find(|row| row.subject == one.name && row.job == job.name) {
+                    Some(row) => row.samples.push(sample),
+                    None => rows.push(Row { subject: one.name, job: job.name, samples: vec![sample] }),
+                }
+            }
+        }
+    }
+    print!("{}", report::page(options, &running, &rows));
+    std::fs::create_dir_all(&options.out)
+        .and_then(|()| std::fs::write(options.out.join("loop.csv"), report::csv(&rows)))
+        .map_err(|error| Error(format!("{}: {error}", options.out.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Options> {
+        parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn subjects_and_jobs_are_chosen_by_how_their_names_begin() {
+        let options = parsed("--subjects loop --jobs files-randrw --rounds 1").expect("valid");
+        assert!(options.subjects.iter().all(|subject| subject.name.starts_with("loop")));
+        assert_eq!((options.jobs.len(), options.rounds), (1, 1));
+    }
+
+    #[test]
+    fn bad_options_are_refused() {
+        for line in ["--rounds", "--rounds 0", "--no-such 1", "--jobs none"] {
+            assert!(parsed(line).is_err(), "{line}");
+        }
+    }
+}

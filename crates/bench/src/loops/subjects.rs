@@ -1,0 +1,205 @@
+//! What is measured: each way to a loop device, started and ended.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::{Error, Result};
+
+/// How a subject makes its device. In words, `{image}`, `{file}` and `{size}` are put in.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    /// The kernel's loop driver over the image itself.
+    Kernel { direct: bool },
+    /// blockyard with these words, which makes the loop device.
+    Ours(&'static [&'static str]),
+    /// A program that shows the image as `{file}`, under the kernel's loop driver with direct I/O.
+    Under(&'static [&'static str]),
+}
+
+/// One row of the comparison.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Subject {
+    /// Its name in tables and on the command line.
+    pub(super) name: &'static str,
+    way: Way,
+}
+
+/// All of them. The first is what the others are set against.
+pub(super) const SUBJECTS: &[Subject] = &[
+    Subject { name: "loop-buffered", way: Way::Kernel { direct: false } },
+    Subject { name: "loop-direct", way: Way::Kernel { direct: true } },
+    Subject { name: "ours", way: Way::Ours(&["file:{image}", "--loop"]) },
+    Subject { name: "ours-one-thread", way: Way::Ours(&["file:{image}", "--loop", "--queues", "1"]) },
+    Subject { name: "ours-direct", way: Way::Ours(&["file:{image},direct=on", "--loop"]) },
+    Subject { name: "ours-ram", way: Way::Ours(&["ram:{size}", "--loop"]) },
+    Subject { name: "ours-passthrough", way: Way::Ours(&["file:{image}", "--loop=passthrough"]) },
+    Subject {
+        name: "nbdfuse",
+        way: Way::Under(&["nbdfuse", "{file}", "--command", "nbdkit", "-s", "file", "{image}"]),
+    },
+    Subject {
+        name: "qemu",
+        way: Way::Under(&[
+            "qemu-storage-daemon",
+            "--blockdev",
+            "driver=file,node-name=image,filename={image}",
+            "--export",
+            "type=fuse,id=export,node-name=image,mountpoint={file},writable=on",
+        ]),
+    },
+];
+
+/// How long a subject may take to come or to go.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// A device that is there, with a file system mounted.
+pub(super) struct Running {
+    pub(super) name: &'static str,
+    /// Its node.
+    pub(super) node: PathBuf,
+    /// Where the file system on its first part is mounted.
+    pub(super) mount: PathBuf,
+    /// The process behind it.
+    pub(super) server: Option<u32>,
+    /// From the first command to a node that can be opened.
+    pub(super) attach: Duration,
+    child: Option<Child>,
+    /// A loop device that is not ours to let go of by ending the server.
+    bound: bool,
+    left: Vec<PathBuf>,
+}
+
+impl Subject {
+    /// Makes its device and a file system on it.
+    pub(super) fn start(&self, folder: &Path, size: u64) -> Result<Running> {
+        let image = folder.join(format!("{}.img", self.name));
+        let file = folder.join(format!("{}.fuse", self.name));
+        let mount = folder.join(format!("{}.mnt", self.name));
+        let made = File::create(&image).and_then(|image| image.set_len(size));
+        made.map_err(|error| Error(format!("{}: {error}", image.display())))?;
+        std::fs::create_dir_all(&mount).map_err(|error| Error(format!("{}: {error}", mount.display())))?;
+        let fill = |words: &[&str]| -> Vec<String> {
+            let put = |word: &&str| {
+                let word = word.replace("{image}", &image.to_string_lossy());
+                word.replace("{file}", &file.to_string_lossy()).replace("{size}", &size.to_string())
+            };
+            words.iter().map(put).collect()
+        };
+        let mut one = Running {
+            name: self.name,
+            node: PathBuf::new(),
+            mount,
+            server: None,
+            attach: Duration::ZERO,
+            child: None,
+            bound: false,
+            left: vec![image.clone(), file.clone()],
+        };
+        let started = Instant::now();
+        match self.way {
+            Way::Kernel { direct } => one.bind(&image, direct)?,
+            Way::Ours(words) => one.serve(&fill(words))?,
+            Way::Under(words) => one.show(&fill(words), &file, size)?,
+        }
+        one.attach = started.elapsed();
+        let node = one.node.to_string_lossy().into_owned();
+        run(&["mkfs.xfs", "-q", "-f", "-K", &node])?;
+        run(&["mount", "-t", "xfs", &node, &one.mount.to_string_lossy()])?;
+        Ok(one)
+    }
+}
+
+impl Running {
+    fn bind(&mut self, file: &Path, direct: bool) -> Result<()> {
+        let direct = if direct { "--direct-io=on" } else { "--direct-io=off" };
+        self.node = output(&["losetup", "-f", "--show", direct, &file.to_string_lossy()])?.trim().into();
+        self.bound = true;
+        Ok(())
+    }
+
+    fn serve(&mut self, words: &[String]) -> Result<()> {
+        let own = std::env::current_exe().map_err(|error| Error(error.to_string()))?;
+        let mut child = Command::new(own.with_file_name("blockyard"))
+            .arg("serve")
+            .args(words)
+            .args(["--name", &format!("bench-{}", self.name)])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| Error(format!("blockyard: {error}")))?;
+        let mut line = String::new();
+        let stdout = child.stdout.take();
+        self.server = Some(child.id());
+        self.child = Some(child);
+        stdout
+            .and_then(|pipe| BufReader::new(pipe).read_line(&mut line).ok())
+            .and_then(|_| line.split_whitespace().nth(2))
+            .map(|node| self.node = node.into())
+            .ok_or_else(|| Error("blockyard: it did not come up".into()))
+    }
+
+    fn show(&mut self, words: &[String], file: &Path, size: u64) -> Result<()> {
+        File::create(file).map_err(|error| Error(format!("{}: {error}", file.display())))?;
+        // Another build of a neighbour, as for the NBD servers: NBDFUSE, QEMU_STORAGE_DAEMON.
+        let program = std::env::var_os(words[0].to_uppercase().replace('-', "_"));
+        let child = Command::new(program.unwrap_or_else(|| words[0].clone().into()))
+            .args(&words[1..])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .map_err(|error| Error(format!("{}: {error}", words[0])))?;
+        self.server = Some(child.id());
+        self.child = Some(child);
+        let start = Instant::now();
+        while std::fs::metadata(file).map_or(0, |there| there.len()) != size {
+            if start.elapsed() > LIMIT {
+                return Err(Error(format!("{}: it shows nothing", words[0])));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.bind(file, true)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // What was not made cannot be taken away, and need not.
+        let _ = run(&["umount", &self.mount.to_string_lossy()]);
+        if self.bound {
+            let _ = run(&["losetup", "-d", &self.node.to_string_lossy()]);
+        }
+        if let Some(child) = &mut self.child {
+            let _ = run(&["kill", &child.id().to_string()]);
+            let start = Instant::now();
+            while matches!(child.try_wait(), Ok(None)) && start.elapsed() < LIMIT {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        for path in &self.left {
+            if std::fs::remove_file(path).is_err() {
+                let _ = run(&["umount", "-l", &path.to_string_lossy()]);
+                let _ = std::fs::remove_file(path);
+            }
+        }
+        let _ = std::fs::remove_dir(&self.mount);
+    }
+}
+
+pub(super) fn run(words: &[&str]) -> Result<()> {
+    output(words).map(drop)
+}
+
+pub(super) fn output(words: &[&str]) -> Result<String> {
+    let outcome = Command::new(words[0]).args(&words[1..]).stdin(Stdio::null()).output();
+    let outcome = outcome.map_err(|error| Error(format!("{}: {error}", words[0])))?;
+    if outcome.status.success() {
+        return Ok(String::from_utf8_lossy(&outcome.stdout).into_owned());
+    }
+    let said = String::from_utf8_lossy(&outcome.stderr);
+    Err(Error(format!("{}: {} {}", words.join(" "), outcome.status, said.trim())))
+}
