@@ -25,21 +25,24 @@ pub(super) const TESTS: &[Test] = &[
     test(
         "ublk/recover_01",
         "kill -9 under load, requeue: waiting requests go on, those under way fail or are kept",
-        || kill(Recovery::Requeue, DataMode::Copy, 3),
+        || kill(Recovery::Requeue, "mode=copy", 3),
     ),
     test("ublk/recover_02", "kill -9 under load, reissue: every request is answered, none fails", || {
-        kill(Recovery::Reissue, DataMode::Copy, 3)
+        kill(Recovery::Reissue, "mode=copy", 3)
     }),
     test(
         "ublk/recover_fail_io",
         "kill -9 under load, fail-io: requests fail at once until there is a server",
-        || kill(Recovery::FailIo, DataMode::Copy, 3),
+        || kill(Recovery::FailIo, "mode=copy", 3),
     ),
     test("ublk/stress_04", "kill -9 under load, reissue, with user copy", || {
-        kill(Recovery::Reissue, DataMode::UserCopy, 2)
+        kill(Recovery::Reissue, "mode=user-copy", 2)
     }),
     test("ublk/stress_05", "kill -9 under load, reissue, with buffers that register themselves", || {
-        kill(Recovery::Reissue, DataMode::AutoZeroCopy, 2)
+        kill(Recovery::Reissue, "mode=auto-zero-copy", 2)
+    }),
+    test("ublk/stress_07", "kill -9 under load, reissue, with every queue served by all threads", || {
+        kill(Recovery::Reissue, "per-io-daemon", 2)
     }),
     test("ublk/kill_verify", "fio verifies everything across two kills", kill_under_fio),
     test("ublk/recover_mounted", "ext4 stays mounted across a kill, and is clean", kill_under_file_system),
@@ -48,22 +51,27 @@ pub(super) const TESTS: &[Test] = &[
         "a server that dies while it recovers leaves a device that can be deleted",
         die_in_recovery,
     ),
-    test("ublk/recover_03", "another program takes a live device over under load: no request fails", upgrade),
+    test("ublk/recover_03", "another program takes a live device over under load: no request fails", || {
+        upgrade("mode=copy")
+    }),
+    test("ublk/recover_04", "the same with buffers that register themselves", || {
+        upgrade("mode=auto-zero-copy")
+    }),
     test("ublk/supervise", "--supervise brings a killed server back on the same device", supervised),
     soak("ublk/soak_reissue", "three hundred kills under load, reissue", || {
-        kill(Recovery::Reissue, DataMode::Copy, 300)
+        kill(Recovery::Reissue, "mode=copy", 300)
     }),
     soak("ublk/soak_requeue", "three hundred kills under load, requeue", || {
-        kill(Recovery::Requeue, DataMode::Copy, 300)
+        kill(Recovery::Requeue, "mode=copy", 300)
     }),
     soak("ublk/soak_fail_io", "three hundred kills under load, fail-io", || {
-        kill(Recovery::FailIo, DataMode::Copy, 300)
+        kill(Recovery::FailIo, "mode=copy", 300)
     }),
     soak("ublk/soak_user_copy", "three hundred kills under load, user copy", || {
-        kill(Recovery::Reissue, DataMode::UserCopy, 300)
+        kill(Recovery::Reissue, "mode=user-copy", 300)
     }),
     soak("ublk/soak_zero_copy", "three hundred kills under load, registered buffers", || {
-        kill(Recovery::Reissue, DataMode::AutoZeroCopy, 300)
+        kill(Recovery::Reissue, "mode=auto-zero-copy", 300)
     }),
 ];
 
@@ -126,6 +134,15 @@ impl Ublk {
     }
 }
 
+/// What the driver must have for an option of the command line.
+fn features_for(option: &str) -> Features {
+    match option.strip_prefix("mode=") {
+        Some(mode) => mode.parse::<DataMode>().expect("a mode").features(),
+        None if option == "per-io-daemon" => Features::PER_IO_DAEMON,
+        None => Features::NONE,
+    }
+}
+
 fn needs_recovery(recovery: Recovery) -> Result<(), Skip> {
     needs(recovery.features())
 }
@@ -171,10 +188,10 @@ fn kill_without_recovery() -> Done {
 }
 
 /// Kills the server again and again at moments that nobody chose, with writers at work throughout.
-fn kill(recovery: Recovery, mode: DataMode, times: u64) -> Done {
+fn kill(recovery: Recovery, options: &str, times: u64) -> Done {
     needs_recovery(recovery)?;
-    needs(mode.features())?;
-    let mut ublk = Ublk::file(16 << 20, &format!("recovery={},mode={mode}", recovery.word()))?;
+    needs(features_for(options))?;
+    let mut ublk = Ublk::file(16 << 20, &format!("recovery={},{options}", recovery.word()))?;
     let writer = Writer::start(&ublk.disk, 4);
     let mut moments =
         crate::server::noise(Instant::now().elapsed().as_nanos() as u64 + 77, times as usize).into_iter();
@@ -277,10 +294,11 @@ fn die_in_recovery() -> Done {
     Ok(())
 }
 
-fn upgrade() -> Done {
+fn upgrade(options: &str) -> Done {
     needs(Features::QUIESCE)?;
+    needs(features_for(options))?;
     needs_recovery(Recovery::Reissue)?;
-    let mut ublk = Ublk::file(16 << 20, "recovery=reissue")?;
+    let mut ublk = Ublk::file(16 << 20, &format!("recovery=reissue,{options}"))?;
     let writer = Writer::start(&ublk.disk, 4);
     for _ in 0..2 {
         writer.progress(40);

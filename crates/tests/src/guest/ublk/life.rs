@@ -5,6 +5,7 @@ use crate::guest::disk::{Disk, tool};
 use crate::guest::{Done, Skip, Test, test};
 use crate::server::Sandbox;
 use crate::tools::{run_within, until, wait_within};
+use exports::ublk::DataMode;
 use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,7 +14,15 @@ use ublk::{Features, State};
 pub(super) const TESTS: &[Test] = &[
     test("ublk/001", "a device is added, listed, shown and deleted", delete),
     test("ublk/003", "a file system on it is mounted while others list it", mounted),
-    test("ublk/stress_01", "deleting a device under load: requests end, nothing hangs", delete_under_load),
+    test("ublk/stress_01", "deleting a device under load: requests end, nothing hangs", || {
+        delete_under_load("mode=copy", Features::NONE)
+    }),
+    test("ublk/stress_03", "the same with buffers that register themselves", || {
+        delete_under_load("mode=auto-zero-copy", DataMode::AutoZeroCopy.features())
+    }),
+    test("ublk/stress_06", "the same with every queue served by all threads", || {
+        delete_under_load("per-io-daemon", Features::PER_IO_DAEMON)
+    }),
     test(
         "ublk/delete_open",
         "a device that somebody has open is not taken away, and goes when it is closed",
@@ -77,9 +86,10 @@ fn mounted() -> Done {
     Ok(())
 }
 
-fn delete_under_load() -> Done {
-    let mut ublk = Ublk::file(64 << 20, "")?;
-    for _ in 0..3 {
+fn delete_under_load(options: &str, features: Features) -> Done {
+    needs(features)?;
+    let mut ublk = Ublk::file(64 << 20, options)?;
+    for _ in 0..2 {
         let mut fio = ublk
             .disk
             .fio(&["--rw=randrw", "--size=64M", "--time_based", "--runtime=30"])
@@ -90,7 +100,7 @@ fn delete_under_load() -> Done {
         // It fails, as it must; but it ends.
         assert!(wait_within(&mut fio, Duration::from_secs(20)).is_some(), "fio hangs");
         ublk.await_gone();
-        ublk.server = serve(&ublk.sandbox, "file:{dir}/disk.img", "", &[]);
+        ublk.server = serve(&ublk.sandbox, "file:{dir}/disk.img", options, &[]);
         ublk.disk = Disk::at(ublk.server.uri());
     }
     ublk.disk.verify(&["--size=1M"]);
