@@ -49,6 +49,10 @@ impl Asked {
 /// # Errors
 /// What to answer: it is not supported, or makes no sense.
 pub(super) fn asked_of(descriptor: &IoDescriptor, bounds: Bounds) -> Result<Asked, Status> {
+    if descriptor.op() == Some(KernelOp::Flush) {
+        // It has no place: the block layer's own flush request begins at sector 2^64 - 1.
+        return Ok(Asked::NOTHING);
+    }
     let start = descriptor.start_sector.checked_mul(512).ok_or(Status::Invalid)?;
     let zone = |op| match start < bounds.size.0 {
         true => Ok(Asked::of(Request::new(op, Bytes(start), Bytes::ZERO))),
@@ -58,7 +62,6 @@ pub(super) fn asked_of(descriptor: &IoDescriptor, bounds: Bounds) -> Result<Aske
     let (op, flags) = match descriptor.op() {
         Some(KernelOp::Read) => (Op::Read, Flags::NONE),
         Some(KernelOp::Write) => (Op::Write, fua(flags)),
-        Some(KernelOp::Flush) => return Ok(Asked::NOTHING),
         Some(KernelOp::ZoneAppend) => (Op::ZoneAppend, fua(flags)),
         Some(KernelOp::ZoneOpen) => return zone(Op::ZoneOpen),
         Some(KernelOp::ZoneClose) => return zone(Op::ZoneClose),
@@ -129,6 +132,8 @@ mod tests {
         assert_eq!(of(0), Request::new(Op::Read, Bytes(4096), Bytes(8192)));
         assert_eq!(of(1 | fua).flags, Flags::FUA);
         assert_eq!(of(2), Request::flush());
+        // As the block layer sends it.
+        assert_eq!(asked_of(&descriptor(2, u64::MAX, 0), BOUNDS), Ok(Asked::NOTHING));
         assert_eq!(of(3).op, Op::Discard);
         assert_eq!(of(5 | IoFlags::NOUNMAP.0 | fua).flags, Flags::NO_UNMAP.with(Flags::FUA));
         assert_eq!(of(1 | IoFlags::META.0 | IoFlags::SWAP.0 | 1 << 31).flags, Flags::NONE);
