@@ -80,8 +80,8 @@ impl Topology {
         };
         let lost = self.devices.iter().filter(wants).filter(|device| !of(device));
         lost.map(|device| {
-            let why = "partscan needs a kernel block device, which no export of it is (leave it out: whoever \
-                       attaches the device scans it)";
+            let why =
+                "partscan needs a kernel block device (add --loop, --ublk or --nbd-device, or leave it out)";
             Problem::new(device.line, format!("device.{}.stack", device.name), why.to_owned())
         })
         .collect()

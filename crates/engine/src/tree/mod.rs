@@ -109,23 +109,16 @@ impl Tree {
         }
     }
 
-    /// The file that it ends in, if that is the only one.
+    /// The file that it stands on, if it stands on one file and nothing else.
     pub(crate) fn only_file(&self) -> Option<&Arc<File>> {
-        let mut files = Vec::new();
-        self.files(&mut files);
-        match files[..] {
-            [file] => Some(file),
-            _ => None,
+        match (&self.element, self.children()) {
+            (Element::Backend(source), _) => match &**source {
+                Source::File(file) => Some(file),
+                _ => None,
+            },
+            (Element::Layer(..), [below]) => below.only_file(),
+            (Element::Layer(..), _) => None,
         }
-    }
-
-    fn files<'a>(&'a self, into: &mut Vec<&'a Arc<File>>) {
-        if let Element::Backend(source) = &self.element
-            && let Source::File(file) = &**source
-        {
-            into.push(file);
-        }
-        self.children().iter().for_each(|child| child.files(into));
     }
 
     /// The same tree with every file replaced by what `remake` makes of it.
