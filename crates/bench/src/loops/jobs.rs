@@ -17,6 +17,10 @@ pub(super) struct Job {
     words: &'static [&'static str],
 }
 
+/// Jobs alike share their files, which are laid out once.
+const ONE: &str = "--filename=one";
+const MANY: &str = "--filename_format=many.$jobnum.$filenum";
+
 /// All of them: the jobs of the loop driver's own history, and large requests in order.
 pub(super) const JOBS: &[Job] = &[
     Job {
@@ -24,29 +28,49 @@ pub(super) const JOBS: &[Job] = &[
         words: &[
             "--rw=randrw",
             "--bs=4k",
-            "--nrfiles=8",
             "--iodepth=16",
             "--numjobs=4",
+            "--nrfiles=8",
+            MANY,
             "--size=200M",
             "--overwrite=1",
         ],
     },
     Job {
         name: "randread-64",
-        words: &["--rw=randread", "--bs=4k", "--iodepth=64", "--numjobs=1", "--size=256M"],
+        words: &["--rw=randread", "--bs=4k", "--iodepth=64", "--numjobs=1", "--size=256M", ONE],
     },
     Job {
         name: "randwrite-64",
-        words: &["--rw=randwrite", "--bs=4k", "--iodepth=64", "--numjobs=1", "--size=256M", "--overwrite=1"],
+        words: &[
+            "--rw=randwrite",
+            "--bs=4k",
+            "--iodepth=64",
+            "--numjobs=1",
+            "--size=256M",
+            ONE,
+            "--overwrite=1",
+        ],
     },
     Job {
         name: "randread-psync-4",
-        words: &["--rw=randread", "--bs=4k", "--ioengine=psync", "--numjobs=4", "--size=200M"],
+        words: &[
+            "--rw=randread",
+            "--bs=4k",
+            "--ioengine=psync",
+            "--numjobs=4",
+            "--nrfiles=8",
+            MANY,
+            "--size=200M",
+        ],
     },
-    Job { name: "read-1m", words: &["--rw=read", "--bs=1m", "--iodepth=4", "--numjobs=1", "--size=256M"] },
+    Job {
+        name: "read-1m",
+        words: &["--rw=read", "--bs=1m", "--iodepth=4", "--numjobs=1", "--size=256M", ONE],
+    },
     Job {
         name: "write-1m",
-        words: &["--rw=write", "--bs=1m", "--iodepth=4", "--numjobs=1", "--size=256M", "--overwrite=1"],
+        words: &["--rw=write", "--bs=1m", "--iodepth=4", "--numjobs=1", "--size=256M", ONE, "--overwrite=1"],
     },
 ];
 

@@ -119,7 +119,15 @@ impl FuseExport {
         let Some(descriptor) = held.as_ref() else { return Ok(()) };
         let failed = |source| FuseError::Descriptor { path: self.mount.path().to_owned(), source };
         for number in 0..host.reactors().len() {
-            let clone = fuse::clone_descriptor(descriptor).map_err(failed)?;
+            let clone = match fuse::clone_descriptor(descriptor) {
+                // Who was mounted for may not open the device himself: then one thread serves.
+                Err(why) if why.kind() == io::ErrorKind::PermissionDenied => {
+                    let own = descriptor.try_clone().map_err(failed)?;
+                    host.attach_to(number, device.clone(), adoption(own, self.shared.clone(), below_a_disk));
+                    break;
+                }
+                clone => clone.map_err(failed)?,
+            };
             host.attach_to(number, device.clone(), adoption(clone, self.shared.clone(), below_a_disk));
         }
         let Some(backing) = backing else { return Ok(()) };
