@@ -11,9 +11,13 @@ fn answers_at_once(profile: &Profile) -> bool {
     profile.in_place || profile.lends
 }
 
-/// The most that one request moves when nothing was asked for. Twice the block layer's default for a file system's
-/// read-ahead, and with the default depth 64 MiB of address space a queue.
+/// The most that one request moves when nothing was asked for.
 const IO_MAX: Bytes = Bytes(512 << 10);
+/// Where every tag has a buffer, those of a queue shall come to no more, as all of them fill up when memory runs out and
+/// everything is written back at once: 128 KiB a request, the block layer's default read-ahead, with the default depth.
+const BUFFERS_MAX: Bytes = Bytes::mib(16);
+/// And no request to less, at whatever depth.
+const IO_MAX_LEAST: Bytes = Bytes(64 << 10);
 /// What drivers have that are too old to say so: Linux 6.1.
 const OLDEST: Features = Features::URING_CMD_COMP_IN_TASK
     .with(Features::NEED_GET_DATA)
@@ -85,12 +89,13 @@ impl Plan {
         for (feature, _) in &essential {
             features = features.with(*feature);
         }
-        let io_max = io_max(spec, profile);
+        let depth = spec.depth.unwrap_or(depth).min(::ublk::QUEUE_DEPTH_MAX - 1);
+        let io_max = io_max(spec, profile, choice.mode, depth);
         Ok(Plan {
             new: NewDevice {
                 number: spec.number,
                 queues: spec.queues.unwrap_or(threads),
-                depth: spec.depth.unwrap_or(depth).min(::ublk::QUEUE_DEPTH_MAX - 1),
+                depth,
                 io_bytes_max: io_max.0 as u32,
                 features,
                 server_flags: if spec.per_io_daemon { SPREAD } else { 0 },
@@ -173,11 +178,15 @@ fn recovery(spec: &UblkSpec, survives: bool) -> Result<Recovery, UblkError> {
     }
 }
 
-fn io_max(spec: &UblkSpec, profile: &Profile) -> Bytes {
+fn io_max(spec: &UblkSpec, profile: &Profile, mode: DataMode, depth: u16) -> Bytes {
     let most = Bytes(::ublk::IO_BUFFER_BYTES_MAX.into());
+    let wanted = match mode {
+        DataMode::Copy => Bytes(BUFFERS_MAX.0 / u64::from(depth.max(1))).clamp(IO_MAX_LEAST, IO_MAX),
+        _ => IO_MAX,
+    };
     let stack = profile.limits.max_sectors.bytes().min(most);
     // Whole pages, as the driver rounds it.
-    Bytes(spec.io_max.unwrap_or(IO_MAX.min(stack)).0.next_multiple_of(4096)).min(most)
+    Bytes(spec.io_max.unwrap_or(wanted.min(stack)).0.next_multiple_of(4096)).min(most)
 }
 
 /// A queue, or a part of one, and the reactor that serves it.
@@ -251,6 +260,7 @@ mod tests {
     fn a_driver_that_cannot_say_is_asked_for_what_every_driver_has() {
         let plan = plan("", true, None).unwrap();
         assert_eq!(plan.choice.mode, DataMode::Copy);
+        assert_eq!(plan.new.io_bytes_max, 128 << 10, "128 buffers of 16 MiB");
         assert_eq!(plan.new.features, Recovery::Reissue.features());
         assert!(plan.check_granted(Features::USER_RECOVERY).is_err());
         assert!(plan.check_granted(Recovery::Reissue.features()).is_ok());
