@@ -13,6 +13,7 @@ pub const TESTS: &[Test] = &[
         "what is written through nbd-client and /dev/nbd0 reads back, over four connections",
         client,
     ),
+    test("nbd/client_tcp", "the same over TCP, with four connections", tcp),
     test("nbd/client_limits", "size, block size and read-only are those of the device", limits),
     test("nbd/client_trim", "discard, write zeroes and flush reach the file", trim),
     test("nbd/client_mount", "ext4 on it can be made, mounted, filled, checked and read again", mounted),
@@ -64,6 +65,21 @@ fn client() -> Done {
     let image = sandbox.image("disk.img", 32 << 20);
     let (_server, nbd) = attach(&sandbox, &format!("file:{}", image.display()), &["-C", "4"])?;
     nbd.disk.verify(&["--size=16M", "--bsrange=4k-64k", "--numjobs=1"]);
+    Ok(())
+}
+
+fn tcp() -> Done {
+    module(&["nbd", "nbds_max=4"])?;
+    // A guest's loopback may be down, and then this brings it up.
+    tool(&["ip", "link", "set", "lo", "up"]);
+    let sandbox = Sandbox::default();
+    let image = sandbox.image("disk.img", 16 << 20);
+    let stack = format!("file:{}", image.display());
+    let words = ["serve", &stack, "--name", "disk", "--nbd", "tcp:127.0.0.1:10809"];
+    let _server = sandbox.start(&mut sandbox.blockyard(&words), 1);
+    tool(&["nbd-client", "127.0.0.1", "10809", "/dev/nbd0", "-N", "disk", "-C", "4"]).ok();
+    let nbd = Attached { disk: Disk::at("/dev/nbd0") };
+    nbd.disk.verify(&["--size=4M"]);
     Ok(())
 }
 
