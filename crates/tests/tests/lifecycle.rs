@@ -187,7 +187,7 @@ fn bad_usage_is_status_two() {
         &["serve", "disk.img"],
         &["serve", "ram:1M,nonsense=1"],
         &["serve", "ram:1M", "--tls", "require"],
-        &["add", "file:x,offset=1"],
+        &["add", "file:x,offset=lots"],
         &["del"],
         &["del", "disk", "--all"],
         &["show"],
