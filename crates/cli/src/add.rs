@@ -12,6 +12,12 @@ use std::ffi::OsString;
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long a process that has said its last word may take to end.
+const ENDING: Duration = Duration::from_secs(5);
+/// How long to sleep before looking again.
+const PAUSE: Duration = Duration::from_millis(2);
 
 pub(crate) fn add(args: &ServeArgs) -> Result<ExitCode, Failure> {
     // What makes no sense is said without starting anything.
@@ -19,7 +25,13 @@ pub(crate) fn add(args: &ServeArgs) -> Result<ExitCode, Failure> {
     let name = topology.devices[0].name.to_string();
     let fail = |why: std::io::Error| Failure::new("add", &name, why);
     // Behind the program's name and `add`.
-    let Started { ready, said, ended } = start(std::env::args_os().skip(2)).map_err(fail)?;
+    let started = start(std::env::args_os().skip(2)).map_err(fail)?;
+    tell("add", &name, started)
+}
+
+/// Say what became of a process that was started.
+pub(crate) fn tell(what: &str, name: &str, started: Started) -> Result<ExitCode, Failure> {
+    let Started { ready, said, ended } = started;
     eprint!("{said}");
     let Some(status) = ended else {
         print(&ready);
@@ -27,10 +39,10 @@ pub(crate) fn add(args: &ServeArgs) -> Result<ExitCode, Failure> {
     };
     match status.code() {
         Some(code) if !said.is_empty() => Ok(ExitCode::from(u8::try_from(code).unwrap_or(1).max(1))),
-        Some(code) => Err(Failure::new("add", &name, format!("its process ended with status {code}"))),
+        Some(code) => Err(Failure::new(what, name, format!("its process ended with status {code}"))),
         None => {
             let signal = status.signal().unwrap_or_default();
-            Err(Failure::new("add", &name, format!("its process was killed by signal {signal}")))
+            Err(Failure::new(what, name, format!("its process was killed by signal {signal}")))
         }
     }
 }
@@ -50,10 +62,18 @@ pub(crate) struct Started {
 /// # Errors
 /// No process can be started.
 pub(crate) fn start(words: impl IntoIterator<Item = OsString>) -> std::io::Result<Started> {
+    start_command("serve", words)
+}
+
+/// The same with another command that serves.
+pub(crate) fn start_command(
+    command: &str,
+    words: impl IntoIterator<Item = OsString>,
+) -> std::io::Result<Started> {
     // What whoever called us has open is not for a process that outlives the call: a pipe would never end.
     close_fds::set_fds_cloexec(3, &[]);
     let mut child = Command::new(std::env::current_exe()?)
-        .arg("serve")
+        .arg(command)
         .arg("--detached")
         .args(words)
         .stdin(Stdio::null())
@@ -61,8 +81,20 @@ pub(crate) fn start(words: impl IntoIterator<Item = OsString>) -> std::io::Resul
         .stderr(Stdio::piped())
         .spawn()?;
     let (ready, said) = outputs(&mut child)?;
-    let ended = if ready.is_empty() { Some(child.wait()?) } else { None };
+    let ended = if ready.is_empty() { Some(end_of(&mut child)?) } else { None };
     Ok(Started { ready, said, ended })
+}
+
+/// How a child ended that has let go of its outputs. One that the kernel does not let end counts as failed.
+fn end_of(child: &mut Child) -> std::io::Result<ExitStatus> {
+    let started = Instant::now();
+    loop {
+        match child.try_wait()? {
+            Some(status) => return Ok(status),
+            None if started.elapsed() < ENDING => std::thread::sleep(PAUSE),
+            None => return Ok(ExitStatus::from_raw(1 << 8)),
+        }
+    }
 }
 
 /// All that the child says before it lets go.

@@ -34,6 +34,10 @@ pub(crate) enum Command {
     Show(ShowArgs),
     /// Drain, flush and remove devices
     Del(DelArgs),
+    /// Take over a ublk device whose server died
+    Recover(RecoverArgs),
+    /// Let this program take a ublk device over from the one that serves it, under whatever uses it
+    Upgrade(UpgradeArgs),
     /// Change the size of a device while it is served
     Resize(ResizeArgs),
     /// Change how a device is served while it is
@@ -164,6 +168,9 @@ pub(crate) struct ServeArgs {
     /// Export it with NBD at unix:PATH or tcp:HOST:PORT
     #[arg(long, value_name = "ADDRESS", help_heading = "Exports")]
     pub(crate) nbd: Vec<String>,
+    /// Bring its server back when it dies: for ublk devices that wait for another
+    #[arg(long, help_heading = "Exports")]
+    pub(crate) supervise: bool,
     /// The name NBD clients ask for [default: the device's]
     #[arg(long, value_name = "NAME", help_heading = "Exports")]
     pub(crate) nbd_name: Option<String>,
@@ -207,8 +214,6 @@ pub(crate) struct Absent {
     iscsi: Option<String>,
     #[arg(long, hide = true, value_name = "PATH")]
     vhost_user: Option<String>,
-    #[arg(long, hide = true)]
-    supervise: bool,
     #[arg(long, hide = true, value_name = "FILE")]
     table: Option<String>,
 }
@@ -219,7 +224,6 @@ impl Absent {
         [
             (self.iscsi.is_some(), "--iscsi"),
             (self.vhost_user.is_some(), "--vhost-user"),
-            (self.supervise, "--supervise"),
             (self.table.is_some(), "--table"),
         ]
         .into_iter()
@@ -239,6 +243,9 @@ pub(crate) struct RunArgs {
     /// Leave the terminal once ready: how `add` starts the process that serves
     #[arg(long, hide = true)]
     pub(crate) detached: bool,
+    /// Another process of ours watches over this one
+    #[arg(long, hide = true)]
+    pub(crate) watched: bool,
 }
 
 #[derive(Args, Debug)]
@@ -284,6 +291,32 @@ pub(crate) struct DelArgs {
     /// Also while somebody uses them, who is left with errors: what is not written yet is lost
     #[arg(long)]
     pub(crate) force: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+The device is served again by the words that made it, from the same folder; requests that waited go on. Not
+for devices with recovery=none, and not for memory, which died with its server.")]
+pub(crate) struct RecoverArgs {
+    /// The device
+    pub(crate) name: String,
+    /// Serve it in the foreground, until SIGINT or SIGTERM
+    #[arg(long)]
+    pub(crate) foreground: bool,
+    /// Bring its server back when it dies again
+    #[arg(long)]
+    pub(crate) supervise: bool,
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+The server of the device ends when no request is under way, and this program takes over; file systems on the
+device stay mounted. The kernel must be able to quiesce it (Linux 6.16), or its recovery must be reissue.")]
+pub(crate) struct UpgradeArgs {
+    /// The device
+    pub(crate) name: String,
 }
 
 #[derive(Args, Debug)]

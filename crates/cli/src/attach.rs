@@ -30,14 +30,33 @@ pub(crate) fn raise_file_limit() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
+/// Whether limits on locked memory do not bind us (`CAP_IPC_LOCK`).
+fn may_lock() -> bool {
+    const IPC_LOCK: u64 = 1 << 14;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    effective.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & IPC_LOCK != 0))
+}
+
 /// Whoever serves a block device to the kernel must get memory without waiting for that device: nothing of it is
 /// swapped out, it is not chosen when memory runs out, and its own allocations start no I/O.
 pub(crate) fn serve_the_kernel() {
     use rustix::mm::{MlockAllFlags, mlockall};
     // What an ordinary user may not do is left: it then is as safe as any other user-space server.
     let _ = rustix::process::configure_io_flusher_behavior(true);
-    let _ = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT);
+    // With a limit on locked memory, address space that is not used yet would count, too.
+    if getrlimit(Resource::Memlock).current.is_none() || may_lock() {
+        let _ = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT);
+    }
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
+}
+
+/// A process with a command that never returns from the kernel does not end: whoever reads what it says must not wait
+/// for that.
+pub(crate) fn let_go_when_stuck() {
+    if engine::ublk::is_stuck() {
+        let _ = leave_outputs();
+    }
 }
 
 /// Leaves the terminal that started us, so that its end is not ours.
@@ -49,13 +68,22 @@ pub(crate) fn leave_session(what: &str) -> Result<(), Failure> {
     }
 }
 
+/// Lets go of what was stdout and stderr.
+pub(crate) fn leave_outputs() -> io::Result<()> {
+    let null = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
+    Ok(())
+}
+
 /// Lets go of whoever waits for us to be ready: stdout and stderr go to the log, and the directory we
-/// were started in can be unmounted.
-pub(crate) fn leave_parent(run: &RunDir, name: &str) -> io::Result<()> {
+/// were started in can be unmounted. `goes_on`: another process wrote to the log before, of the same device.
+pub(crate) fn leave_parent(run: &RunDir, name: &str, goes_on: bool) -> io::Result<()> {
     let log = std::fs::OpenOptions::new()
         .write(true)
         .create(true)
-        .truncate(true)
+        .append(goes_on)
+        .truncate(!goes_on)
         .mode(0o600)
         .open(run.log_file(name))?;
     std::env::set_current_dir("/")?;

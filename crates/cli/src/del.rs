@@ -4,6 +4,7 @@ use crate::args::DelArgs;
 use crate::failure::Failure;
 use crate::listing::{block_on, client_of, devices, run_dir};
 use crate::progress::shown;
+use crate::recover;
 use engine::control::{ClientError, ControlClient};
 use engine::loop_device::{clear_stale, dead_files, is_left_behind};
 use engine::nbd_device::remove_orphan;
@@ -16,7 +17,10 @@ pub(crate) fn del(args: &DelArgs) -> Result<ExitCode, Failure> {
     let targets: Vec<(ControlClient, String)> = match &args.name {
         Some(name) => match client_of(&run, "del", name) {
             Ok(client) => vec![(client, name.clone())],
-            Err(missing) => return clear_left_behind(&run, name, missing),
+            Err(missing) => {
+                let cleared = recover::clear(&run, name, args.force);
+                return cleared.unwrap_or_else(|| clear_left_behind(&run, name, missing));
+            }
         },
         None => {
             let found = block_on("del", devices(&run))?.map_err(|why| Failure::new("del", "", why))?;

@@ -2,6 +2,7 @@
 
 use crate::args::{ListArgs, ShowArgs};
 use crate::failure::{Failure, print};
+use crate::recover;
 use engine::control::{ClientError, ControlClient, ControlError, DeviceInfo};
 use engine::rundir::{RunDir, RunDirError};
 use engine::spec::Bytes;
@@ -67,7 +68,8 @@ pub(crate) fn client_of(run: &RunDir, what: &str, name: &str) -> Result<ControlC
 pub(crate) fn list(args: &ListArgs) -> Result<ExitCode, Failure> {
     let run = run_dir("list")?;
     let found = block_on("list", devices(&run))?.map_err(|why| Failure::new("list", "", why))?;
-    let infos: Vec<DeviceInfo> = found.into_iter().map(|(_, info)| info).collect();
+    let mut infos: Vec<DeviceInfo> = found.into_iter().map(|(_, info)| info).collect();
+    infos.extend(recover::unserved(&run, &infos));
     if args.output.json {
         print(&json(&infos));
     } else if !infos.is_empty() {
@@ -78,7 +80,15 @@ pub(crate) fn list(args: &ListArgs) -> Result<ExitCode, Failure> {
 
 pub(crate) fn show(args: &ShowArgs) -> Result<ExitCode, Failure> {
     let run = run_dir("show")?;
-    let client = client_of(&run, "show", &args.name)?;
+    let client = match client_of(&run, "show", &args.name) {
+        Ok(client) => client,
+        Err(missing) => {
+            let mut others = recover::unserved(&run, &[]).into_iter();
+            let info = others.find(|info| info.name == args.name).ok_or(missing)?;
+            print(&if args.output.json { json(&info) } else { page(&info) });
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
     let info = block_on("show", client.device(&args.name))?;
     let info = info.map_err(|why| Failure::new("show", &args.name, why))?;
     print(&if args.output.json { json(&info) } else { page(&info) });
@@ -145,6 +155,9 @@ fn page(info: &DeviceInfo) -> String {
         let clients = if export.connections == 1 { "client" } else { "clients" };
         let tls = if export.tls == "off" { String::new() } else { format!(", TLS {}", export.tls) };
         line(&export.kind, &format!("{} ({} {clients}{tls})", export.address, export.connections));
+        for (key, value) in &export.details {
+            line(&format!("{} {key}", export.kind), value);
+        }
     }
     for (key, value) in info.backend.iter().filter(|(key, _)| *key != "size") {
         line(key, value);

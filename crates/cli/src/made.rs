@@ -29,10 +29,14 @@ impl Made {
     }
 
     /// By what another process wrote down before it died.
-    #[allow(dead_code, reason = "the command that takes devices over comes next")]
     pub(crate) fn by_record(record: &Record) -> Made {
         let Record { folder, words, supervised, number, .. } = record.clone();
         Made { folder, words, supervised, waits: Some(number) }
+    }
+
+    /// Whether a device waits for this process.
+    pub(crate) fn takes_over(&self) -> bool {
+        self.waits.is_some()
     }
 
     /// How its ublk device comes to be.

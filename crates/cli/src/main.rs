@@ -24,10 +24,12 @@ mod made;
 mod pages;
 mod plan;
 mod progress;
+mod recover;
 mod served;
 mod serving;
 mod signals;
 mod stat;
+mod supervise;
 
 use args::{Cli, Command};
 use clap::Parser;
@@ -41,7 +43,11 @@ fn main() -> ExitCode {
     };
     match run(cli.command) {
         Ok(code) => code,
-        Err(failure) => failure.report(),
+        Err(failure) => {
+            let code = failure.report();
+            attach::let_go_when_stuck();
+            code
+        }
     }
 }
 
@@ -54,6 +60,8 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::List(args) => listing::list(&args),
         Command::Show(args) => listing::show(&args),
         Command::Del(args) => del::del(&args),
+        Command::Recover(args) => recover::recover(&args),
+        Command::Upgrade(args) => recover::upgrade(&args),
         Command::Resize(args) => change::resize(&args),
         Command::Set(args) => change::set(&args),
         Command::Suspend(args) => change::suspend(&args),

@@ -19,12 +19,14 @@ pub(crate) struct Served {
     claims: Mutex<HashMap<String, NameClaim>>,
     /// Told when the last device was deleted.
     pub(crate) emptied: Notify,
+    /// Told when the devices are left to another process.
+    pub(crate) left: Notify,
 }
 
 impl Served {
     pub(crate) fn new(host: Arc<Host>, run: RunDir, claims: Vec<(DeviceName, NameClaim)>) -> Served {
         let claims = claims.into_iter().map(|(name, claim)| (name.to_string(), claim)).collect();
-        Served { host, run, claims: Mutex::new(claims), emptied: Notify::new() }
+        Served { host, run, claims: Mutex::new(claims), emptied: Notify::new(), left: Notify::new() }
     }
 
     /// A file that stands on the device itself, whoever serves what lies between, cannot be behind it.
@@ -75,7 +77,12 @@ impl Yard for Served {
             if let Change::File(path) = &change {
                 self.refuse_cycle(name, path).await?;
             }
-            Yard::change(&*self.host, name, change).await
+            let leaves = change == Change::Leave;
+            let done = Yard::change(&*self.host, name, change).await;
+            if leaves && done.is_ok() {
+                self.left.notify_one();
+            }
+            done
         })
     }
 

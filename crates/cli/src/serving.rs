@@ -13,6 +13,7 @@ use crate::plan;
 use crate::progress::shown;
 use crate::served::Served;
 use crate::signals::{Signals, status_of};
+use crate::supervise;
 use engine::control;
 use engine::device::Device;
 use engine::host::{Host, HostError};
@@ -20,6 +21,7 @@ use engine::listen::{Listening, Socket};
 use engine::rundir::{ControlSocket, NameClaim, RunDir, RunDirError};
 use engine::spec::{DeviceName, LoopSpec, NbdAddress, TlsSpec, UblkSpec};
 use engine::topology::{ExportKind, ExportSpec, NbdOptions, Topology};
+use engine::ublk::{self, Record};
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -28,6 +30,11 @@ use tokio::sync::oneshot;
 
 /// How long answers of the control socket that are under way may take at the end.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
+
+/// How long whoever asked us to leave may take to read that we do.
+const LAST_ANSWERS_TAKEN: Duration = Duration::from_millis(20);
+/// A signal to a process and to the one that watches over it comes twice, at most this far apart.
+const SAME_SIGNAL: Duration = Duration::from_secs(1);
 
 /// Where a device can be reached.
 struct ShownAt {
@@ -56,6 +63,9 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode, Failure> {
     // A detached process was started by `add`, and its errors are shown as that.
     let what = if args.run.detached { "add" } else { "serve" };
     let mut topology = plan::topology(what, args)?;
+    if args.supervise && !args.run.watched {
+        return supervise::supervise(what, args.run.detached);
+    }
     if args.run.detached {
         attach::leave_session(what)?;
     }
@@ -66,7 +76,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode, Failure> {
             topology.exports.push(ExportSpec { kind: ExportKind::Default(options), ..first.clone() });
         }
     }
-    start(what, topology, args.run, args.name.is_none(), inherited, Made::by_line(false))
+    start(what, topology, args.run, args.name.is_none(), inherited, Made::by_line(args.run.watched))
 }
 
 pub(crate) fn up(args: &UpArgs) -> Result<ExitCode, Failure> {
@@ -133,6 +143,8 @@ impl Serving {
         let host = Host::start(&topology.host_config()).map_err(|why| self.failure("", why))?;
         let ready = match self.bring_up(&host, &topology, &control, &claims).await {
             Ok(ready) => ready,
+            // The device stays and waits for the next attempt; with this process its rings go.
+            Err(failure) if self.made.takes_over() => return Err(failure),
             Err(failure) => {
                 // Nothing was asked of the devices yet, so nothing can be lost with them.
                 let _ = host.shut_down().await;
@@ -149,6 +161,13 @@ impl Serving {
             tokio::select! {
                 _ = signals.next() => {}
                 () = served.emptied.notified() => {}
+                () = served.left.notified() => {
+                    tokio::time::sleep(LAST_ANSWERS_TAKEN).await;
+                    served.release();
+                    control.remove();
+                    // Nothing is under way any more, and whatever is shown stays.
+                    std::process::exit(0);
+                }
             }
         }
         watcher.abort();
@@ -168,7 +187,11 @@ impl Serving {
             let claim = loop {
                 let name = wanted.unique(|name| taken.iter().any(|other| other == name));
                 match self.run.claim(&name) {
-                    Ok(claim) => break (name, claim),
+                    Ok(claim) => match self.waiting(&name) {
+                        None => break (name, claim),
+                        Some(_) if self.may_rename => taken.push(name.to_string()),
+                        Some(why) => return Err(self.failure(&name, why)),
+                    },
                     Err(RunDirError::Taken(name)) if self.may_rename => taken.push(name.to_string()),
                     Err(why) => return Err(self.failure(&name, why)),
                 }
@@ -177,6 +200,23 @@ impl Serving {
             claims.push(claim);
         }
         Ok(claims)
+    }
+
+    /// Why a name cannot be had: its server died, and its device waits for another one. What is not there any more is
+    /// forgotten.
+    fn waiting(&self, name: &DeviceName) -> Option<String> {
+        if self.made.takes_over() {
+            return None;
+        }
+        let record = Record::load(&self.run, name.as_str()).ok()?;
+        if ublk::waits(&record) {
+            let path = format!("/dev/ublkb{}", record.number);
+            return Some(format!(
+                "its server died and {path} waits for another (run blockyard recover {name}, or blockyard del {name})"
+            ));
+        }
+        record.remove(&self.run);
+        None
     }
 
     /// Opens devices and exports; the ready lines.
@@ -314,7 +354,7 @@ impl Serving {
         if self.args.detached
             && let Some(first) = topology.devices.first()
         {
-            attach::leave_parent(&self.run, first.name.as_str())
+            attach::leave_parent(&self.run, first.name.as_str(), self.made.takes_over())
                 .map_err(|why| self.failure(&first.name, format!("{why} (its log)")))?;
         }
         Ok(())
@@ -329,9 +369,16 @@ impl Serving {
         signals: &mut Signals,
     ) -> Result<ExitCode, Failure> {
         attach::notify("STOPPING=1\n");
+        let watched = self.args.watched;
+        let mut next = async || {
+            if watched {
+                while tokio::time::timeout(SAME_SIGNAL, signals.next()).await.is_ok() {}
+            }
+            signals.next().await
+        };
         let lost = tokio::select! {
             done = shown("draining", host.shut_down()) => done,
-            signal = signals.next() => {
+            signal = next() => {
                 served.release();
                 control.remove();
                 std::process::exit(status_of(signal).into());

@@ -16,7 +16,7 @@ fn options(sandbox: &Sandbox, command: &str) -> Vec<String> {
     words.filter(|word| word.starts_with("--")).map(name).collect()
 }
 
-const COMMANDS: [&str; 15] = [
+const COMMANDS: [&str; 17] = [
     "serve",
     "add",
     "up",
@@ -24,6 +24,8 @@ const COMMANDS: [&str; 15] = [
     "list",
     "show",
     "del",
+    "recover",
+    "upgrade",
     "resize",
     "set",
     "suspend",

@@ -45,6 +45,8 @@ pub enum Change {
     },
     /// Carry out what was held back, and go on.
     Resume,
+    /// Leave it to another process: nothing is under way any more, and this process ends.
+    Leave,
 }
 
 /// Why a device is not changed.
@@ -101,6 +103,7 @@ impl Host {
             }
             Change::Resize { size, shrink } => self.resize(&device, size.map(Bytes), shrink).await,
             Change::Suspend { flush } => self.suspend(&device, flush).await,
+            Change::Leave => self.leave_device(name).await,
             Change::Resume => {
                 self.resume(&device);
                 Ok(())

@@ -111,7 +111,6 @@ pub struct Device {
     /// What queues that are gone have counted.
     past: Mutex<Snapshot>,
     opened: Instant,
-    forced: AtomicBool,
 }
 
 impl Device {
@@ -133,23 +132,12 @@ impl Device {
             lanes: Mutex::default(),
             past: Mutex::default(),
             opened: Instant::now(),
-            forced: AtomicBool::new(false),
         })
     }
 
     /// Whether what it holds is there after its process.
     pub fn survives(&self) -> bool {
         self.stack().survives()
-    }
-
-    /// Whoever uses it is not to keep it from being removed.
-    pub fn force(&self) {
-        self.forced.store(true, Relaxed);
-    }
-
-    /// Whether it is to be removed whoever uses it.
-    pub(crate) fn is_forced(&self) -> bool {
-        self.forced.load(Relaxed)
     }
 
     /// Its name.

@@ -95,6 +95,9 @@ pub enum UblkError {
     /// The device that is to be taken over has a server.
     #[error("its server is there: process {0} (end it first, or use upgrade)")]
     Served(i32),
+    /// Its process would end, and with it the other devices.
+    #[error("its process serves other devices, too (end it, and recover each)")]
+    NotAlone,
     /// It cannot be left without a server.
     #[error("{0} (del it instead)")]
     CannotLeave(&'static str),
@@ -138,6 +141,42 @@ pub enum Origin {
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, UblkError> {
     let done = tokio::task::spawn_blocking(work).await;
     done.map_err(|why| UblkError::Serve(why.to_string()))
+}
+
+/// Whether a command never returned from the kernel, so that this process may not end when it wants to.
+pub fn is_stuck() -> bool {
+    ::ublk::kernel::is_stuck()
+}
+
+/// Take away what a server that died left of a device, and the record of it.
+///
+/// # Errors
+/// It is in use, unless `forced`; or the driver refuses.
+pub fn clear(run: &RunDir, record: &Record, forced: bool) -> Result<(), UblkError> {
+    if record.is_of_this_boot() {
+        let driver = driver()?;
+        match driver.info(record.number) {
+            Ok(_) if !forced && listing::is_claimed(record.number) => {
+                return Err(UblkError::InUse(block_path(record.number)));
+            }
+            Ok(_) => {
+                driver.stop(record.number)?;
+                driver.delete(record.number)?;
+            }
+            // It is gone already.
+            Err(_) => {}
+        }
+    }
+    record.remove(run);
+    Ok(())
+}
+
+/// Whether the device of a record is there, for a server to take it over.
+pub fn waits(record: &Record) -> bool {
+    record.is_of_this_boot()
+        && driver().is_ok_and(|driver| {
+            driver.info(record.number).is_ok_and(|info| Recovery::of(info.features()) != Recovery::None)
+        })
 }
 
 /// The kernel's driver.
@@ -353,7 +392,14 @@ impl Host {
     /// See [`UblkError::CannotLeave`]; the device is served on then.
     pub async fn leave_device(&self, name: &str) -> Result<(), HostError> {
         let device = self.device(name).ok_or(HostError::NoDevice)?;
-        for export in self.exports_of(&device) {
+        if self.devices().len() > 1 {
+            return Err(UblkError::NotAlone.into());
+        }
+        let exports = self.exports_of(&device);
+        if !exports.iter().any(|export| export.info(&device).kind == "ublk") {
+            return Err(UblkError::CannotLeave("it is not shown by ublk").into());
+        }
+        for export in exports {
             export.leave().await?;
         }
         // What is done is told to the driver in the turn in which it is done, or at the beginning of the next.
@@ -442,6 +488,16 @@ impl UblkExport {
         Ok(self.driver.stop(number)?)
     }
 
+    async fn take_away(self: Arc<Self>, forced: bool) -> Result<(), UblkError> {
+        if self.left.load(Relaxed) {
+            return Ok(());
+        }
+        let export = self.clone();
+        blocking(move || export.stop(forced)).await??;
+        self.live.store(false, Relaxed);
+        Ok(())
+    }
+
     /// Removes what is left of it. Nobody of this process has its character device open any more.
     fn delete(&self) -> Result<(), UblkError> {
         self.driver.delete(self.info.dev_id)?;
@@ -494,16 +550,12 @@ impl Export for Shown {
         }
     }
 
-    fn close<'a>(&'a self, device: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>> {
-        Box::pin(async move {
-            if self.0.left.load(Relaxed) {
-                return Ok(());
-            }
-            let (export, forced) = (self.0.clone(), device.is_forced());
-            blocking(move || export.stop(forced)).await??;
-            self.0.live.store(false, Relaxed);
-            Ok(())
-        })
+    fn close<'a>(&'a self, _: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>> {
+        Box::pin(async { Ok(self.0.clone().take_away(false).await?) })
+    }
+
+    fn force<'a>(&'a self, _: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>> {
+        Box::pin(async { Ok(self.0.clone().take_away(true).await?) })
     }
 
     fn resized(&self, size: Bytes) -> BoxFuture<'_, Result<(), HostError>> {

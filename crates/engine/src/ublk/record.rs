@@ -63,6 +63,8 @@ pub struct Record {
     pub name: String,
     /// The N of `/dev/ublkbN`.
     pub number: u32,
+    /// When that number was given: the kernel's name for each of its starts.
+    boot: String,
     /// The process that serves it, or did.
     pub pid: u32,
     /// Whether another process watches over that one.
@@ -76,7 +78,13 @@ pub struct Record {
 impl Record {
     /// For a device that is yet to be made.
     pub fn new(name: &str, folder: PathBuf, words: Words, supervised: bool) -> Record {
-        Record { version: VERSION, name: name.to_owned(), number: 0, pid: 0, supervised, folder, words }
+        let (version, name) = (VERSION, name.to_owned());
+        Record { version, name, number: 0, boot: boot(), pid: 0, supervised, folder, words }
+    }
+
+    /// Whether it was written since the machine was started: device numbers mean nothing later.
+    pub fn is_of_this_boot(&self) -> bool {
+        self.boot == boot()
     }
 
     /// Its place.
@@ -126,6 +134,11 @@ impl Record {
         // One that stays is found to be about nothing the next time it is looked at.
         let _ = fs::remove_file(Record::path(run, &self.name));
     }
+}
+
+fn boot() -> String {
+    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    id.trim().to_owned()
 }
 
 fn write(path: &Path, record: &Record) -> io::Result<()> {

@@ -20,6 +20,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -30,6 +31,8 @@ const MISC_NAME: &str = "ublk-control";
 
 /// A number that no device has: the driver's numbers end far below it.
 const NO_DEVICE: u32 = i32::MAX as u32;
+/// A command of this process never returned. The kernel waits for it when the process ends.
+static STUCK: AtomicBool = AtomicBool::new(false);
 /// What only asks takes no time.
 const PROBE: Duration = Duration::from_secs(5);
 
@@ -95,6 +98,11 @@ impl KernelControl {
     }
 }
 
+/// Whether a command of this process never returned.
+pub fn is_stuck() -> bool {
+    STUCK.load(Relaxed)
+}
+
 fn has_driver() -> bool {
     std::fs::read_to_string("/proc/misc")
         .is_ok_and(|list| list.lines().any(|line| line.split_whitespace().nth(1) == Some(MISC_NAME)))
@@ -113,6 +121,9 @@ impl Control for KernelControl {
             _ => command.op.code(),
         };
         let (ring, answer) = ring.execute(&self.device, code, &command);
+        if matches!(answer, Err(Refusal::NoAnswer(_))) {
+            STUCK.store(true, Relaxed);
+        }
         if let Some(ring) = ring {
             self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(ring);
         }

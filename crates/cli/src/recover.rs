@@ -1,0 +1,176 @@
+//! `recover` and `upgrade`: another process takes a ublk device over, and what there is of devices without a server.
+
+use crate::add;
+use crate::args::{Cli, Command, RecoverArgs, ServeArgs, UpgradeArgs};
+use crate::attach;
+use crate::failure::Failure;
+use crate::listing::{block_on, client_of, run_dir};
+use crate::made::Made;
+use crate::serving;
+use crate::supervise;
+use clap::Parser;
+use engine::change::Change;
+use engine::control::{DeviceInfo, ExportInfo};
+use engine::rundir::RunDir;
+use engine::spec::DeviceName;
+use engine::topology::Topology;
+use engine::ublk::{self, Foreign, Record, RecordError, Words};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// How long a server that was asked to leave may take to end.
+const LEAVING: Duration = Duration::from_secs(10);
+/// How long to sleep before looking again.
+const PAUSE: Duration = Duration::from_millis(2);
+
+pub(crate) fn recover(args: &RecoverArgs) -> Result<ExitCode, Failure> {
+    let run = run_dir("recover")?;
+    let record = load(&run, "recover", &args.name)?;
+    if args.supervise && !args.run.watched && (args.foreground || args.run.detached) {
+        return supervise::supervise("recover", args.run.detached);
+    }
+    if client_of(&run, "recover", &args.name).is_ok() {
+        let why = "its server is there (to put this program in its place: blockyard upgrade)";
+        return Err(Failure::new("recover", &args.name, why));
+    }
+    if !args.foreground && !args.run.detached {
+        return in_background("recover", &record, args.supervise || record.supervised);
+    }
+    if args.run.detached {
+        attach::leave_session("recover")?;
+    }
+    let fail = |why: &dyn std::fmt::Display| Failure::new("recover", &args.name, why);
+    std::env::set_current_dir(&record.folder).map_err(|why| fail(&why))?;
+    let topology = topology_of(&record)?;
+    serving::start("recover", topology, args.run, false, Vec::new(), Made::by_record(&record))
+}
+
+/// The record of a device that waits for a server, or why there is none.
+fn load(run: &RunDir, what: &str, name: &str) -> Result<Record, Failure> {
+    let fail = |why: &dyn std::fmt::Display| Failure::new(what, name, why);
+    if name.parse::<DeviceName>().is_err() {
+        return Err(fail(&RecordError::None));
+    }
+    let record = Record::load(run, name).map_err(|why| fail(&why))?;
+    if !record.is_of_this_boot() {
+        record.remove(run);
+        return Err(fail(&"its device went when the machine was restarted (add it again)"));
+    }
+    Ok(record)
+}
+
+/// What made the device, as a topology of it alone.
+fn topology_of(record: &Record) -> Result<Topology, Failure> {
+    let fail = |why: &dyn std::fmt::Display| Failure::new("recover", &record.name, why);
+    let name: DeviceName = record.name.parse().map_err(|why| fail(&why))?;
+    match &record.words {
+        Words::Line(words) => {
+            let mut topology =
+                crate::plan::topology("recover", &serve_args(words).map_err(|why| fail(&why))?)?;
+            topology.rename(0, &name);
+            Ok(topology)
+        }
+        Words::Topology { text, file } => {
+            let mut topology = Topology::parse(text, file).map_err(|why| fail(&why))?;
+            topology.devices.retain(|device| device.name == name);
+            topology.exports.retain(|export| export.device == name);
+            if topology.devices.is_empty() {
+                return Err(fail(&"the topology that made it does not have it (del it)"));
+            }
+            Ok(topology)
+        }
+    }
+}
+
+fn serve_args(words: &[String]) -> Result<ServeArgs, String> {
+    let line = std::iter::once("blockyard").chain(words.iter().map(String::as_str));
+    match Cli::try_parse_from(line).map(|cli| cli.command) {
+        Ok(Command::Serve(args) | Command::Add(args)) => Ok(args),
+        Ok(_) => Err("the words that made it serve nothing (del it)".to_owned()),
+        Err(why) => Err(format!("this version does not take the words that made it: {why}")),
+    }
+}
+
+fn in_background(what: &str, record: &Record, supervised: bool) -> Result<ExitCode, Failure> {
+    let mut words = vec![record.name.clone().into()];
+    words.extend(supervised.then(|| "--supervise".into()));
+    let started = add::start_command("recover", words);
+    add::tell(what, &record.name, started.map_err(|why| Failure::new(what, &record.name, why))?)
+}
+
+pub(crate) fn upgrade(args: &UpgradeArgs) -> Result<ExitCode, Failure> {
+    let run = run_dir("upgrade")?;
+    let client = client_of(&run, "upgrade", &args.name)?;
+    let record = load(&run, "upgrade", &args.name)?;
+    let left = block_on("upgrade", client.change(&args.name, &Change::Leave))?;
+    left.map_err(|why| Failure::new("upgrade", &args.name, why))?;
+    let started = Instant::now();
+    // Whoever ends goes away last.
+    while Path::new(&format!("/proc/{}/exe", record.pid)).exists() && started.elapsed() < LEAVING {
+        std::thread::sleep(PAUSE);
+    }
+    in_background("upgrade", &record, record.supervised)
+}
+
+/// Take away what a dead server left of a device. `None`: there is nothing of that name.
+pub(crate) fn clear(run: &RunDir, name: &str, by_force: bool) -> Option<Result<ExitCode, Failure>> {
+    let device: DeviceName = name.parse().ok()?;
+    let record = Record::load(run, name).ok()?;
+    let fail = |why: &dyn std::fmt::Display| Failure::new("del", name, why);
+    // While we hold its name nobody else can begin to serve it.
+    let claim = match run.claim(&device) {
+        Ok(claim) => claim,
+        Err(why) => return Some(Err(fail(&why))),
+    };
+    let cleared = ublk::clear(run, &record, by_force).map_err(|why| fail(&why));
+    drop(claim);
+    Some(cleared.map(|()| ExitCode::SUCCESS))
+}
+
+/// ublk devices that no process of this run directory serves: those that wait for a server, and those of others.
+pub(crate) fn unserved(run: &RunDir, served: &[DeviceInfo]) -> Vec<DeviceInfo> {
+    let number = |export: &ExportInfo| export.address.strip_prefix("/dev/ublkb")?.parse().ok();
+    let ours: Vec<u32> = served.iter().flat_map(|info| &info.exports).filter_map(number).collect();
+    let records = Record::all(run);
+    let info = |device: Foreign| {
+        let record = records.iter().find(|record| record.number == device.number && record.is_of_this_boot());
+        info_of(device, record)
+    };
+    ublk::foreign(&ours).into_iter().map(info).collect()
+}
+
+fn info_of(device: Foreign, record: Option<&Record>) -> DeviceInfo {
+    let (name, stack) = match record {
+        Some(record) => (record.name.clone(), format!("({}: blockyard recover {0})", record.name)),
+        None => (format!("ublkb{}", device.number), "(another server's)".to_owned()),
+    };
+    let stack = if record.is_some() { stack.replacen(&name, &device.state, 1) } else { stack };
+    let (queues, depth) = device.queues;
+    let details = BTreeMap::from([
+        ("state".to_owned(), device.state),
+        ("queues".to_owned(), format!("{queues} of depth {depth}")),
+        ("features".to_owned(), device.features),
+    ]);
+    DeviceInfo {
+        name,
+        stack,
+        layers: Vec::new(),
+        size: device.size.0,
+        logical_block_size: device.logical_block_size,
+        read_only: device.read_only,
+        limits: BTreeMap::new(),
+        exports: vec![ExportInfo {
+            kind: "ublk".to_owned(),
+            address: device.path,
+            connections: ublk::users_of(device.number),
+            tls: "off".to_owned(),
+            details,
+        }],
+        backend: BTreeMap::new(),
+        queues: Vec::new(),
+        pid: device.pid,
+        uptime_ms: 0,
+    }
+}
