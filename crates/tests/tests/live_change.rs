@@ -3,7 +3,7 @@
 
 use blockyard_tests::on_both_engines;
 use blockyard_tests::peer::Peer;
-use blockyard_tests::server::{Engine, Sandbox, noise};
+use blockyard_tests::server::{Engine, Sandbox, missing_root, noise};
 use blockyard_tests::tools::{PATIENCE, command, missing, run_within, skip, until};
 use proto::nbd::CommandFlags;
 use serde_json::Value;
@@ -229,4 +229,59 @@ fn loop_14_autoclear_takes_the_device_away_with_its_last_client() {
     assert!(server.is_running(), "one is left");
     two.disconnect();
     assert!(server.wait().success());
+}
+
+#[test]
+fn a_file_system_is_whole_after_changes_under_load_and_grows_with_its_device() {
+    if missing(&["mkfs.ext4", "resize2fs", "fsck.ext4", "mount"]) || missing_root() {
+        return;
+    }
+    if let Some(path) = ["/dev/loop-control", "/dev/fuse"].into_iter().find(|path| !Path::new(path).exists())
+    {
+        return skip(format_args!("there is no {path} here"));
+    }
+    let sandbox = Sandbox::default();
+    let image = sandbox.image("disk.img", 64 * MIB);
+    let node = sandbox.run(&["losetup", "-f", "--show", image.to_str().unwrap()]).ok();
+    let (node, mount) = (node.trim(), sandbox.path("mnt"));
+    let target = mount.to_str().unwrap();
+    fs::create_dir(&mount).unwrap();
+    let tool = |words: &[&str]| run_within(&mut command(words), Duration::from_secs(60));
+    tool(&["mkfs.ext4", "-q", node]).ok();
+    tool(&["mount", node, target]).ok();
+    let (file, data) = (mount.join("file"), noise(9, 24 << 20));
+    let worked = std::panic::catch_unwind(|| {
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                use std::io::Write;
+                let mut out = fs::File::create(&file)?;
+                data.chunks(1 << 20).try_for_each(|chunk| out.write_all(chunk).and_then(|()| out.sync_data()))
+            });
+            while !writer.is_finished() {
+                for word in ["direct=on", "direct=off"] {
+                    let outcome = sandbox.run(&["set", "disk", word]);
+                    assert!(outcome.status.success() || outcome.stderr.contains("not possible"), "{outcome}");
+                }
+            }
+            writer.join().expect("it ends").expect("all is written");
+        });
+        let why = sandbox.run(&["losetup", "-d", node]).failed_with(1);
+        assert!(why.contains("is in use by the file system on"), "{why}");
+        set_len(&image, 128 * MIB);
+        sandbox.run(&["resize", "disk"]).ok();
+        // Growing it while it is mounted wants CAP_SYS_RESOURCE, which root in a container may lack.
+        tool(&["umount", target]).ok();
+        tool(&["fsck.ext4", "-fn", node]).ok();
+        tool(&["resize2fs", node]).ok();
+        tool(&["fsck.ext4", "-fn", node]).ok();
+        tool(&["mount", node, target]).ok();
+        let grown = rustix::fs::statvfs(&mount).expect("it is mounted");
+        assert!(grown.f_blocks * grown.f_frsize > 100 * MIB, "{} blocks", grown.f_blocks);
+        assert!(fs::read(&file).unwrap() == data, "what was written under the changes is not what is there");
+    });
+    let unmounted = tool(&["umount", target]);
+    let detached = sandbox.run(&["losetup", "-d", node]);
+    worked.unwrap();
+    unmounted.ok();
+    detached.ok();
 }
