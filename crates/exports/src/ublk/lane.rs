@@ -97,6 +97,8 @@ pub(super) struct Lane {
     slots: Box<[Slot]>,
     /// Tags that are not [`Stage::Out`].
     live: u32,
+    /// Every command that the driver gets from here on is asked back at once.
+    withdrawn: bool,
 }
 
 impl Lane {
@@ -118,6 +120,7 @@ impl Lane {
             memory,
             slots: vec![Slot::NEW; config.depth.into()].into(),
             live: config.depth.into(),
+            withdrawn: false,
             config,
         };
         lane.config.shared.tags.store(lane.live, Relaxed);
@@ -141,8 +144,9 @@ impl Lane {
         self.config.file
     }
 
-    /// Ask for the tags back for which there is no request.
+    /// Ask for the tags back: now those for which there is no request, the others when theirs is done.
     pub(super) fn withdraw<D: Driver>(&mut self, ring: &mut D) {
+        self.withdrawn = true;
         for (tag, slot) in self.slots.iter().enumerate() {
             if slot.stage == Stage::Fetched {
                 ring.withdraw(self.token(tag as u16));
@@ -189,11 +193,14 @@ impl Lane {
         queues: &mut Queues<D>,
         waiting: &mut Waiting,
     ) {
-        if self.slots[usize::from(tag)].stage == Stage::Starved {
-            return self.provide(tag, ring, queues, waiting);
+        match self.slots[usize::from(tag)].stage {
+            Stage::Starved => self.provide(tag, ring, queues, waiting),
+            Stage::Full => {
+                let data = queues.get_mut(self.config.queue).request(Tag(tag)).data;
+                self.hand_over(tag, data, ring, waiting);
+            }
+            stage => debug_assert!(false, "{:?} tag {tag}: it waits in {stage:?}", self.config.queue),
         }
-        let data = queues.get_mut(self.config.queue).request(Tag(tag)).data;
-        self.hand_over(tag, data, ring, waiting);
     }
 
     fn token(&self, tag: u16) -> Token {
@@ -465,6 +472,9 @@ impl Lane {
     fn commit_at<D: Driver>(&mut self, tag: u16, result: i32, address: u64, ring: &mut D) {
         self.slots[usize::from(tag)].stage = Stage::Fetched;
         self.command(tag, self.codes.commit, result, address, ring);
+        if self.withdrawn {
+            ring.withdraw(self.token(tag));
+        }
     }
 
     #[inline]

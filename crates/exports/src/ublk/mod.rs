@@ -151,8 +151,8 @@ impl Front {
         lane.is_some_and(|lane| lane.live() > 0)
     }
 
-    /// Have the driver give back the tags for which it has no request, as if we had died: the device fails or holds
-    /// back what is asked for from then on.
+    /// Have the driver give back its tags, as if we had died: the device fails or holds back what is asked for from
+    /// then on. Those that have a request come back when that is done.
     pub fn withdraw<D: Driver>(&mut self, queue: QueueId, ring: &mut D) {
         if let Some(lane) = self.lanes.get_mut(usize::from(queue.0)).and_then(Option::as_mut) {
             lane.withdraw(ring);
@@ -162,6 +162,7 @@ impl Front {
     /// Forget a queue of which the driver has taken back all tags. The file is given back.
     pub fn close<D: Driver>(&mut self, queue: QueueId, ring: &mut D) -> Option<FileId> {
         let lane = self.lanes.get_mut(usize::from(queue.0))?.take()?;
+        debug_assert!(self.waiting.iter().all(|waiting| waiting.0 != queue), "{queue:?} has tags that wait");
         Some(lane.close(ring))
     }
 }

@@ -323,10 +323,12 @@ fn memory_pressure() -> Done {
     const LIMIT: &str = "192M";
     let group = Path::new("/sys/fs/cgroup/pressure");
     let sandbox = Sandbox::default();
-    // Its pages are there already, and no charge to the group.
-    tool(&["fallocate", "-l", "400M", &sandbox.path("disk.img").to_string_lossy()]).ok();
+    let image = sandbox.path("disk.img");
+    tool(&["fallocate", "-l", "400M", &image.to_string_lossy()]).ok();
     let ublk = Ublk::start_in(sandbox, 0, "file:{dir}/disk.img", "", &[])?;
     ublk.disk.format("ext4");
+    // Where the image is memory: its pages, which mkfs has discarded, are there again, and no charge to the group.
+    tool(&["fallocate", "-l", "400M", &image.to_string_lossy()]).ok();
     let mounted = ublk.disk.mount(&ublk.sandbox.path("mnt"));
     let limited = std::fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+memory")
         .and_then(|()| std::fs::create_dir(group))
