@@ -385,3 +385,66 @@ fn loop_device_follows_the_size_of_its_device() {
     assert_eq!(size(), "25165824");
     disk.server.terminate();
 }
+
+#[test]
+fn reads_of_a_file_in_memory_fill_no_holes_and_fail_where_it_was_cut() {
+    if missing_loop() {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let shm = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+    let image = shm.path().join("image");
+    let stored = File::create(&image).expect("an image");
+    stored.set_len(32 * MIB).expect("an image");
+    for at in [1, 9, 20] {
+        stored.write_all_at(&blockyard_tests::server::noise(at, 3 << 20), at * MIB).expect("a write");
+    }
+    let (mut server, path) = as_file(&sandbox, &format!("file:{}", image.display()), &[]);
+    let before = std::fs::metadata(&image).expect("the image").blocks();
+    let file = open(&path);
+    let whole = std::fs::read(&image).expect("the image");
+    // In pieces of several sizes, so that some are all data, some all holes, and some both.
+    for len in [4096usize, 1 << 20, 3000] {
+        let mut back = vec![0; len];
+        for at in (0..whole.len() - len).step_by(len * 7) {
+            file.read_exact_at(&mut back, at as u64).expect("a read");
+            assert!(back == whole[at..at + len], "{len} bytes at {at}");
+        }
+    }
+    assert_eq!(std::fs::metadata(&image).expect("the image").blocks(), before, "holes stay holes");
+    file.write_all_at(&[9; 4096], 20 * MIB).expect("a write");
+    let mut back = [0; 4096];
+    file.read_exact_at(&mut back, 20 * MIB).expect("a read");
+    assert_eq!(back, [9; 4096]);
+    stored.set_len(20 * MIB + 8192).expect("it is cut");
+    file.read_exact_at(&mut back, 20 * MIB).expect("what is left");
+    assert!(file.read_exact_at(&mut back, 21 * MIB).is_err());
+    assert!(file.read_exact_at(&mut back, 20 * MIB + 8192).is_err());
+    drop(file);
+    server.signal(rustix::process::Signal::TERM);
+    server.wait();
+}
+
+#[test]
+fn fuse_file_is_mounted_for_those_who_are_not_root() {
+    if missing_loop() || missing(&["fusermount3", "setpriv", "unshare", "mknod"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let home = sandbox.path("home");
+    std::fs::create_dir(&home).expect("a folder");
+    // Whoever they are may not look into the folders that the binary lies in.
+    std::fs::copy(blockyard_tests::server::binary(), home.join("blockyard")).expect("a copy");
+    let script = "
+        mknod -m 666 \"$H/fuse\" c 10 229; chmod 755 \"$H/..\" \"$H/blockyard\"; chown -R nobody \"$H\"
+        exec unshare --mount bash -euc '
+            mount --bind \"$H/fuse\" /dev/fuse
+            exec setpriv --reuid=65534 --regid=65534 --clear-groups bash -euc \"
+                cd \\\"$H\\\"; export BLOCKYARD_RUN=$H/run
+                ./blockyard add ram:4M --name mine --fuse disk.raw
+                head -c 1000000 blockyard > part; dd if=part of=disk.raw conv=notrunc,fsync status=none
+                cmp -n 1000000 part disk.raw; stat -c %s disk.raw
+                ./blockyard del mine; test ! -e disk.raw\"'";
+    let said = shell(script, &[("H", &home)]).ok();
+    assert!(said.contains("mine fuse ") && said.contains("4194304"), "{said}");
+}

@@ -7,9 +7,12 @@
 
 use super::node::FileNode;
 use crate::pieces::{Records, one_extent};
-use block::{Bytes, Extent, Request, Status};
+use block::{Bytes, Data, Extent, Request, Segment, Status};
 use queue::{Cx, FileOp, Patience, Ring, Verdict};
 use std::sync::atomic::Ordering::Acquire;
+
+/// How often data is looked for so that it can be lent: a look takes 10 ms for each GiB of it.
+const LOOK_NS: u64 = 1_000_000_000;
 
 /// The stretch of data that was looked at last, in bytes of the file.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +56,32 @@ impl FileNode {
         }
         records.finish(cx);
         Verdict::Up(Status::Ok)
+    }
+
+    /// Answer a read with the file's own memory, if all of it is data: a hole would be filled by looking at it. Where
+    /// data is takes long to find out, so it is not asked often; what is not known is copied.
+    pub(super) fn lend<R: Ring>(&mut self, req: &mut Request, cx: &mut Cx<'_, R>) -> bool {
+        let Some((region, looked)) = self.own else { return false };
+        let (from, end) = (self.shared.facts.start.0 + req.offset.0, self.shared.facts.start.0 + req.end().0);
+        let is_known = |known: &KnownData, cleared: u64| {
+            known.from <= from && end <= known.end && known.cleared == cleared
+        };
+        let cleared = self.shared.cleared.load(Acquire);
+        if !is_known(&self.known, cleared) {
+            if cx.now().since(looked) < LOOK_NS {
+                return false;
+            }
+            self.own = Some((region, cx.now()));
+            if self.next_data(from, end, cx) != from {
+                return false;
+            }
+            self.data_end(from, cx);
+            if !is_known(&self.known, cleared) {
+                return false;
+            }
+        }
+        req.data = Data::One(Segment { offset: from, len: req.len.0 as u32, region });
+        true
     }
 
     /// Where data begins, from `from` on; `end` if there is none before it.

@@ -9,8 +9,8 @@ use super::extents::KnownData;
 use super::facts::{Gate, Shared};
 use super::pace::Pace;
 use crate::pieces::fill_zeroes;
-use block::{Cookie, Data, Flags, Op, Request, Segment, Status};
-use queue::{Cx, FileId, FileOp, Node, NodeId, Patience, Ring, Verdict};
+use block::{Cookie, Data, Flags, Op, Region, Request, Segment, Status};
+use queue::{Cx, FileId, FileOp, Nanos, Node, NodeId, Patience, Ring, Verdict};
 use std::sync::Arc;
 
 /// What the ring is doing for a request.
@@ -98,6 +98,8 @@ pub struct FileNode {
     pub(super) file: FileId,
     pub(super) slots: Box<[Slot]>,
     pub(super) known: KnownData,
+    /// The file's own memory, and when its data was last looked for.
+    pub(super) own: Option<(Region, Nanos)>,
     gate: Arc<Gate>,
     gate_number: u32,
     pace: Pace,
@@ -112,10 +114,17 @@ impl FileNode {
             file,
             slots: Box::default(),
             known: KnownData::NONE,
+            own: None,
             gate,
             gate_number,
             pace: Pace::NEW,
         }
+    }
+
+    /// The same on a file whose own memory its ring knows as this region: see [`File::memory`](super::File::memory).
+    #[must_use]
+    pub fn lending(self, own: Region) -> FileNode {
+        FileNode { own: Some((own, Nanos(0))), ..self }
     }
 
     pub(super) fn slot(&mut self, io: Cookie) -> &mut Slot {
@@ -416,6 +425,7 @@ impl<R: Ring> Node<R> for FileNode {
             // It was asked for while there was more: the file was made shorter since.
             _ if req.end() > self.shared.facts.size => Verdict::Up(Status::IoError),
             (Err(verdict), _) => verdict,
+            (_, Op::Read) if req.flags.has(Flags::MAY_LEND) && self.lend(req, cx) => Verdict::Up(Status::Ok),
             (_, Op::Read | Op::Write) => self.transfer(io, req, cx),
             (_, Op::Discard | Op::WriteZeroes) => self.clear(io, req, cx),
             (_, Op::Flush) if self.shared.flush_failed() => Verdict::Up(Status::IoError),

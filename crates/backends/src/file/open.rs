@@ -145,6 +145,17 @@ impl File {
         super::FileNode::new(Arc::clone(&self.shared), file)
     }
 
+    /// The file's own memory, when that is what it is: reads that may be lent are then answered from there. `None`:
+    /// it is no memory, or cannot be written, which memory that is lent to a ring must be.
+    pub fn memory(&self) -> Option<ring::ForeignMemory> {
+        let facts = self.shared.facts();
+        if !facts.memory || facts.read_only || self.file_system != "tmpfs" {
+            return None;
+        }
+        let view = sys::View::new(&self.handle, facts.start.0 + facts.size.0).ok()?;
+        Some(Arc::new(view).lend())
+    }
+
     /// Another descriptor of the open file, for a ring. Locks and flags are those of the file.
     ///
     /// # Errors

@@ -1,10 +1,13 @@
 //! The system calls of opening a file and asking what it is: thin, and the only `unsafe` of `file`.
 #![allow(unsafe_code)]
 
+use ring::ForeignMemory;
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
 
 fn answer(result: i64) -> io::Result<i64> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
@@ -44,6 +47,47 @@ pub(super) fn direct_alignment(file: &File) -> Option<(u32, u32)> {
     let stat = unsafe { stat.assume_init() };
     (result == 0 && stat.stx_mask & libc::STATX_DIOALIGN != 0)
         .then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align))
+}
+
+/// A file in memory, seen as memory: its first `len` bytes.
+#[derive(Debug)]
+pub(super) struct View {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread, and is unmapped only on drop.
+unsafe impl Send for View {}
+// SAFETY: nothing here looks into it; it is handed to the kernel only.
+unsafe impl Sync for View {}
+
+impl View {
+    pub(super) fn new(file: &File, len: u64) -> io::Result<View> {
+        let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, file.as_raw_fd(), 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(View { base, len })
+    }
+
+    /// What a ring needs to know of it.
+    pub(super) fn lend(self: &Arc<Self>) -> ForeignMemory {
+        // SAFETY: the mapping is page-aligned, `len` bytes long, readable and writable, and stays while any clone of
+        // the keeper does. Bytes behind the end of a file that was cut are an error to the kernel, which alone looks.
+        unsafe { ForeignMemory::new(self.base, self.len, Arc::clone(self) as _) }
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, whole; no ring holds it any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
 }
 
 /// The file system's magic number and its block size.

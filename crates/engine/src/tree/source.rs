@@ -97,7 +97,11 @@ impl Source {
                 {
                     tracing::info!(%error, "direct I/O goes without registered memory");
                 }
-                Box::new(file.node(id))
+                let node = file.node(id);
+                match file.memory() {
+                    Some(memory) => Box::new(node.lending(held.region(ring, memory))),
+                    None => Box::new(node),
+                }
             }
             Source::Ram(ram) => {
                 let region = held.region(ring, ram.memory());

@@ -75,11 +75,11 @@ impl Front {
         let end = (transfer.offset + len).next_multiple_of(block).min(size);
         let answer = Answer::Data { skip: (transfer.offset - start) as u32, len: len as u32 };
         let mut req = Request::new(Op::Read, Bytes(start), Bytes(end - start));
+        // Whoever has the data in memory already may answer with that, also where it is not always so.
+        req.flags = Flags::MAY_LEND;
         let mut pdu = Pdu { unique, answer, memory: Segment::EMPTY };
         let queue = channel.queue;
-        if self.lane(queue).is_some_and(|lane| lane.lends) {
-            req.flags = Flags::MAY_LEND;
-        } else {
+        if !self.lane(queue).is_some_and(|lane| lane.lends) {
             let Some(memory) = turn.ring.allocate((end - start) as u32) else {
                 return Step::End(libc::ENOMEM);
             };
