@@ -80,6 +80,10 @@ fn nothing_acknowledged_is_lost_when_ublk_servers_are_killed() {
         Some(seed) => pass_ublk(seed),
         None => (0..100).for_each(pass_ublk),
     }
+}
+
+#[test]
+fn fresh_seeds_keep_their_promises_over_ublk() {
     let runs = number("BLOCKYARD_SIM_RUNS").unwrap_or(20);
     let first = RandomState::new().hash_one(0);
     println!("seeds from {first}");
