@@ -247,6 +247,28 @@ fn every_synced_file_survives_a_killed_server_on_btrfs() {
     killed_amid_writes("btrfs", "file:image");
 }
 
+/// All that can be done to file systems on loop devices, again and again: `./x soak loop`.
+#[test]
+#[ignore = "takes as long as it is told to: ./x soak loop"]
+fn soak() {
+    let minutes =
+        std::env::var("BLOCKYARD_SOAK_MINUTES").ok().and_then(|text| text.parse().ok()).unwrap_or(60);
+    let end = Instant::now() + Duration::from_secs(60 * minutes);
+    for round in 1.. {
+        for kind in ["ext4", "xfs", "btrfs"] {
+            for stack in ["file:image", "file:image,direct=on", "file:image,direct=off"] {
+                killed_amid_writes(kind, stack);
+            }
+            on_every_backend(kind);
+        }
+        a_file_system_holds_under_stress();
+        println!("round {round} held");
+        if Instant::now() >= end {
+            return;
+        }
+    }
+}
+
 #[test]
 fn a_full_host_is_an_error_to_the_writer_and_to_nobody_else() {
     if missing_loop() || missing_file_system("ext4") {

@@ -282,13 +282,18 @@ pub fn soak(root: &Path, arguments: &[String]) -> bool {
     if arguments == ["ublk"] {
         return soak_ublk(root);
     }
+    if let [word, rest @ ..] = arguments
+        && word == "loop"
+    {
+        return soak_loop(root, rest.first().map_or("60", String::as_str));
+    }
     let minutes = match arguments {
         [] => Some(60),
         [minutes] => minutes.parse::<u64>().ok(),
         _ => None,
     };
     let Some(minutes) = minutes else {
-        eprintln!("soak: usage: ./x soak [MINUTES | ublk]");
+        eprintln!("soak: usage: ./x soak [MINUTES | ublk | loop [MINUTES]]");
         return false;
     };
     let mut chore = Chore::begin(root);
@@ -312,6 +317,17 @@ pub fn soak(root: &Path, arguments: &[String]) -> bool {
     let environment =
         [("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true"), ("CARGO_TARGET_DIR", "target/soak")];
     let done = chore.step(&soak.concat(), &environment);
+    chore.end(done)
+}
+
+/// File systems on loop devices whose servers are killed again and again; as root.
+fn soak_loop(root: &Path, minutes: &str) -> bool {
+    let mut chore = Chore::begin(root);
+    let words = [
+        &["cargo", "test", "--locked", "--package", "blockyard-tests", "--test", "loop_filesystems"][..],
+        &["--", "--ignored", "--nocapture", "soak"],
+    ];
+    let done = chore.step(&words.concat(), &[("BLOCKYARD_SOAK_MINUTES", minutes)]);
     chore.end(done)
 }
 
