@@ -385,9 +385,12 @@ impl Serving {
             }
         };
         served.release();
-        let why =
+        let flush =
             "the last flush failed: what was written since the flush before may be lost (check the backend)";
-        let failures = lost.err().unwrap_or_default().into_iter().map(|name| self.failure(name, why));
+        let failures = lost.err().unwrap_or_default().into_iter().map(|(name, why)| match why {
+            HostError::Flush => self.failure(name, flush),
+            why => self.failure(name, why),
+        });
         failures.reduce(Failure::and).map_or(Ok(ExitCode::SUCCESS), Err)
     }
 }

@@ -517,13 +517,13 @@ impl Host {
     /// Take every device away, then stop the reactors.
     ///
     /// # Errors
-    /// Names of devices whose last flush failed.
-    pub async fn shut_down(&self) -> Result<(), Vec<String>> {
+    /// Devices that could not be taken away, or not without loss, each with why.
+    pub async fn shut_down(&self) -> Result<(), Vec<(String, HostError)>> {
         self.shutting_down.store(true, Relaxed);
         let mut failed = Vec::new();
         for device in self.devices() {
-            if self.remove_when_free(device.name()).await.is_err() {
-                failed.push(device.name().to_owned());
+            if let Err(why) = self.remove_when_free(device.name()).await {
+                failed.push((device.name().to_owned(), why));
             }
         }
         self.reactors.iter().for_each(Reactor::stop);
