@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod disk;
+pub mod certificates;
 pub mod guest;
 pub mod peer;
 pub mod raw;

@@ -3,11 +3,12 @@
 //! What is written through such a device is looked at behind the server, and what it is said to be is compared with
 //! what the server says of itself.
 
+use blockyard_tests::certificates::certificates;
 use blockyard_tests::on_both_engines;
 use blockyard_tests::peer::Peer;
 use blockyard_tests::remote::{Foreign, fio_verify, over, serve_as};
 use blockyard_tests::server::{Engine, Sandbox, noise};
-use blockyard_tests::tools::{command, missing, run};
+use blockyard_tests::tools::{PATIENCE, command, missing, run, until};
 use proto::nbd::{CommandFlags, NbdError};
 use serde_json::Value;
 
@@ -18,6 +19,7 @@ on_both_engines!(
     fio_verifies_over_nbdkit,
     fio_verifies_over_qemu_nbd_which_takes_one_connection,
     large_and_odd_requests_come_back_as_they_went,
+    tls_carries_the_same_bytes_and_ends_with_its_server,
 );
 
 fn told(server: &blockyard_tests::server::Server) -> Value {
@@ -166,4 +168,73 @@ fn a_server_that_is_not_there_is_said_at_once() {
     let stack = format!("nbd:{}", back.uri().replace("/back?", "/other?"));
     let said = sandbox.run(&["serve", &stack, "--nbd", "tcp:127.0.0.1:0"]).failed_with(1);
     assert!(said.contains("refused"), "{said}");
+}
+
+fn tls_carries_the_same_bytes_and_ends_with_its_server(engine: Engine) {
+    if missing(&["openssl", "fio"]) {
+        return;
+    }
+    let sandbox = Sandbox::new(engine);
+    let folder = certificates(&sandbox, "pki");
+    let folder = folder.to_string_lossy();
+    let tls = ["--tls", "require", "--tls-certificates", &folder, "--tls-verify-peer"];
+    let image = sandbox.image("image", 32 * MIB);
+    let stack = format!("file:{},share", image.display());
+    let mut back = serve_as(&sandbox, "back", &stack, &tls);
+    let uri = format!("{}&tls-certificates={folder}", back.uri());
+    assert!(uri.starts_with("nbds+unix:"), "{uri}");
+    let front = over(&sandbox, &uri, &[]);
+    fio_verify(&front, "--size=16M --bs=512-512k --iodepth=8");
+    let shown = sandbox.run(&["show", "front"]).ok();
+    assert!(shown.lines().any(|line| line.starts_with("tls ") && line.ends_with("yes")), "{shown}");
+    // The relay goes with the connection, and there is another with the next one.
+    let mut peer = Peer::connect(&front.socket(), "front");
+    peer.write(0, &[7; 65536], CommandFlags::FUA).unwrap();
+    back.kill();
+    back = serve_as(&sandbox, "back", &stack, &tls);
+    assert_eq!(peer.read(0, 65536).unwrap(), [7; 65536]);
+    peer.disconnect();
+    drop(front);
+    let alone = until(PATIENCE, || (sandbox.run(&["show", "back"]).ok().contains("(0 clients")).then_some(()));
+    assert!(alone.is_some(), "a removed device leaves nobody at its server");
+    drop(back);
+}
+
+#[test]
+fn tls_is_refused_where_it_cannot_be_trusted() {
+    if missing(&["openssl"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let (folder, other) = (certificates(&sandbox, "pki"), certificates(&sandbox, "other"));
+    let tls = ["--tls", "on", "--tls-certificates", &folder.to_string_lossy()];
+    let back = serve_as(&sandbox, "back", "ram:1M", &tls);
+    let plain = serve_as(&sandbox, "plain", "ram:1M", &[]);
+    let fails = |uri: &str, with: &str, said: &str| {
+        let stack = format!("nbd:{}{with}", uri.replacen("nbd+", "nbds+", 1));
+        let error = sandbox.run(&["serve", &stack, "--nbd", "tcp:127.0.0.1:0"]).failed_with(1);
+        assert!(error.contains(said), "{error}");
+    };
+    let (ours, theirs) = (folder.display(), other.display());
+    fails(back.uri(), "", "TLS needs a directory with ca-cert.pem");
+    fails(back.uri(), &format!("&tls-certificates={theirs}"), "invalid peer certificate");
+    fails(back.uri(), &format!("&tls-certificates={ours}&tls-hostname=example.org"), "not valid for name");
+    fails(back.uri(), "&tls-certificates=/nowhere", "/nowhere/ca-cert.pem");
+    fails(back.uri(), &format!("&tls-certificates={ours}&tls-verify-peer=false"), "is not offered");
+    fails(plain.uri(), &format!("&tls-certificates={ours}"), "does not offer TLS");
+}
+
+#[test]
+fn tcp_works_as_well_as_unix_sockets() {
+    let sandbox = Sandbox::default();
+    let back = sandbox.start(
+        &mut sandbox.blockyard(&["serve", "ram:16M", "--name", "back", "--nbd", "tcp:127.0.0.1:0"]),
+        1,
+    );
+    let front = over(&sandbox, back.uri(), &[]);
+    let mut peer = Peer::connect(&front.socket(), "front");
+    let data = noise(1, 1 << 20);
+    peer.write(4096, &data, CommandFlags::NONE).unwrap();
+    assert!(peer.read(4096, 1 << 20).unwrap() == data);
+    peer.disconnect();
 }
