@@ -8,6 +8,7 @@
 mod fate;
 
 use crate::arena::Arena;
+use crate::net::Net;
 use crate::{Disk, Faults, Rng, Tracer};
 use block::{Cookie, Segment};
 use fate::{Fate, total, whole_sectors};
@@ -42,13 +43,14 @@ struct Pending {
 /// The simulated ring.
 #[derive(Debug)]
 pub struct SimRing {
-    now: Nanos,
-    rng: Rng,
+    pub(crate) now: Nanos,
+    pub(crate) rng: Rng,
     faults: Faults,
-    arena: Arena,
+    pub(crate) arena: Arena,
+    pub(crate) net: Net,
     disks: Vec<Disk>,
     pending: Vec<Pending>,
-    tracer: Tracer,
+    pub(crate) tracer: Tracer,
 }
 
 impl SimRing {
@@ -59,6 +61,7 @@ impl SimRing {
             rng,
             faults,
             arena: Arena::default(),
+            net: Net::default(),
             disks: Vec::new(),
             pending: Vec::new(),
             tracer,

@@ -2,8 +2,8 @@
 
 #![forbid(unsafe_code)]
 
-pub mod disk;
 pub mod certificates;
+pub mod disk;
 pub mod guest;
 pub mod peer;
 pub mod raw;

@@ -195,7 +195,8 @@ fn tls_carries_the_same_bytes_and_ends_with_its_server(engine: Engine) {
     assert_eq!(peer.read(0, 65536).unwrap(), [7; 65536]);
     peer.disconnect();
     drop(front);
-    let alone = until(PATIENCE, || (sandbox.run(&["show", "back"]).ok().contains("(0 clients")).then_some(()));
+    let alone =
+        until(PATIENCE, || (sandbox.run(&["show", "back"]).ok().contains("(0 clients")).then_some(()));
     assert!(alone.is_some(), "a removed device leaves nobody at its server");
     drop(back);
 }

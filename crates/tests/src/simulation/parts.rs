@@ -1,6 +1,7 @@
 //! A stack as data, and how nodes are made of it.
 
 use super::breakage::{Breakage, Broken, BrokenOverlay};
+use super::remote::Remote;
 use super::stacks::Setup;
 use super::within::Within;
 use backends::FileNode;
@@ -8,7 +9,11 @@ use block::{Bytes, QueueLimits};
 use layers::{Cow, Pass, Split};
 use queue::{FileId, NodeId, Ring, Stack};
 use sim::Rng;
+use exports::ublk::ModelRing;
+use layers::{Pass, Split};
+use queue::{FileId, Node, NodeId, Ring, Stack};
 use sim::nodes::{Chop, Delay, Flaky, Jam, Lender, Mirror, PlainFile, Retry, Shift};
+use sim::{Rng, SimRing};
 
 /// A node and those below it.
 #[derive(Clone, Debug)]
@@ -85,6 +90,23 @@ pub(super) enum Part {
         data_at: Bytes,
         below: Box<Part>,
     },
+    PlainFile { disk: usize },
+    File { disk: usize },
+    Ram { number: usize },
+    Null { number: usize },
+    Lender { number: usize },
+    Remote { number: usize },
+    Delay { chance: u32, below: Box<Part> },
+    Jam { chance: u32, below: Box<Part> },
+    Flaky { chance: u32, below: Box<Part> },
+    Retry { times: u32, below: Box<Part> },
+    Shift { by: Bytes, below: Box<Part> },
+    Chop { children: u16, below: Box<Part> },
+    Pass { below: Box<Part> },
+    Split { limits: Box<QueueLimits>, children: u16, below: Box<Part> },
+    Within { limits: Box<QueueLimits>, below: Box<Part> },
+    Mirror { children: u16, below: [Box<Part>; 2] },
+    Broken { breakage: Breakage, below: Box<Part> },
 }
 
 impl Part {
@@ -96,6 +118,9 @@ impl Part {
             | Part::Null { .. }
             | Part::Lender { .. } => &[],
             Part::Mirror { below, .. } | Part::Cow { below, .. } => below,
+            | Part::Lender { .. }
+            | Part::Remote { .. } => &[],
+            Part::Mirror { below, .. } => below,
             Part::Delay { below, .. }
             | Part::Jam { below, .. }
             | Part::Flaky { below, .. }
@@ -134,6 +159,7 @@ impl Part {
             Part::Ram { number } => format!("ram {number}"),
             Part::Null { number } => format!("null {number}"),
             Part::Lender { number } => format!("lender {number}"),
+            Part::Remote { number } => format!("nbd {number}"),
             Part::Delay { chance, .. } => format!("delay {chance}"),
             Part::Jam { chance, .. } => format!("jam {chance}"),
             Part::Flaky { chance, .. } => format!("flaky {chance}"),
@@ -162,6 +188,24 @@ impl Part {
     }
 }
 
+/// A ring under which a stack may be built.
+pub(super) trait Remotes: Ring + Sized {
+    /// The node over a server.
+    fn remote(remote: &Remote) -> Box<dyn Node<Self>>;
+}
+
+impl Remotes for SimRing {
+    fn remote(remote: &Remote) -> Box<dyn Node<SimRing>> {
+        Box::new(remote.node())
+    }
+}
+
+impl<R: Ring> Remotes for ModelRing<R> {
+    fn remote(_: &Remote) -> Box<dyn Node<ModelRing<R>>> {
+        unreachable!("stacks for this ring are chosen without servers")
+    }
+}
+
 pub(super) struct Builder<'a> {
     pub(super) setup: &'a Setup,
     pub(super) rng: &'a mut Rng,
@@ -170,7 +214,7 @@ pub(super) struct Builder<'a> {
 
 impl Builder<'_> {
     /// Add a part, whose number will be `id`: parents come before their children, which follow at once.
-    pub(super) fn add<R: Ring>(&mut self, part: &Part, id: u8, stack: &mut Stack<R>) {
+    pub(super) fn add<R: Remotes>(&mut self, part: &Part, id: u8, stack: &mut Stack<R>) {
         let child = NodeId(id + 1);
         let rng = self.rng.fork();
         let got = match part {
@@ -185,6 +229,7 @@ impl Builder<'_> {
             Part::Ram { number } => stack.backend(Box::new(self.setup.rams[*number].node(None))),
             Part::Null { number } => stack.backend(Box::new(self.setup.nulls[*number].node(None))),
             Part::Lender { number } => stack.backend(Box::new(Lender::new(self.setup.lenders[*number]))),
+            Part::Remote { number } => stack.backend(R::remote(&self.setup.remotes[*number])),
             Part::Delay { chance, .. } => stack.layer(Box::new(Delay::new(child, rng, *chance)), 0),
             Part::Jam { chance, .. } => stack.layer(Box::new(Jam::new(child, rng, *chance)), 0),
             Part::Flaky { chance, .. } => {

@@ -2,7 +2,8 @@
 
 use super::Scenario;
 use super::breakage::Breakage;
-use super::parts::{Builder, Part};
+use super::parts::{Builder, Part, Remotes};
+use super::remote::Remote;
 use backends::{Alignment, Completion, Facts, Null, NullSpec, Ram, RamSpec, Shared};
 use block::{Bytes, QueueLimits, Sectors, Segment};
 use layers::cow::Index;
@@ -50,6 +51,7 @@ pub(super) struct Setup {
     pub(super) nulls: Vec<Null>,
     /// Lengths, and once plugged in also the memory, of what lends.
     pub(super) lenders: Vec<Segment>,
+    pub(super) remotes: Vec<Remote>,
     pub(super) forgets_sync_errors: bool,
     forgets_at_swaps: bool,
     pub(super) sectors: Sectors,
@@ -88,6 +90,7 @@ impl Setup {
             rams: Vec::new(),
             nulls: Vec::new(),
             lenders: Vec::new(),
+            remotes: Vec::new(),
             forgets_sync_errors: scenario.breakage == Some(Breakage::ForgottenSyncError),
             forgets_at_swaps: scenario.breakage == Some(Breakage::ForgetfulSwap),
             sectors: Sectors(rng.between(8, 128) * 8),
@@ -218,7 +221,13 @@ impl Setup {
         if self.durable {
             return self.any_file(rng, len);
         }
-        match rng.below(4) {
+        match rng.below(6) {
+            4..=5 => {
+                let hasty = rng.chance(300);
+                self.can_fail |= hasty;
+                self.remotes.push(Remote::random(rng, len, hasty));
+                Part::Remote { number: self.remotes.len() - 1 }
+            }
             0 => {
                 self.rams.push(Ram::new(&RamSpec { size: len, huge: false }).expect("memory"));
                 Part::Ram { number: self.rams.len() - 1 }
@@ -275,7 +284,8 @@ impl Setup {
     }
 
     /// Plug disks and memory into a new ring that has no faults yet.
-    pub(super) fn plug(&mut self, ring: &mut SimRing) {
+    pub(super) fn plug(&mut self, rng: &mut Rng, ring: &mut SimRing) {
+        self.remotes.iter_mut().for_each(|remote| remote.plug(rng, ring));
         for &config in &self.disks {
             ring.add_disk(Disk::new(config));
         }
@@ -328,7 +338,7 @@ impl Setup {
     }
 
     /// One queue's instance of the stack. `calm`: without nodes that fail requests.
-    pub(super) fn build<R: Ring>(&self, rng: &mut Rng, calm: bool) -> Stack<R> {
+    pub(super) fn build<R: Remotes>(&self, rng: &mut Rng, calm: bool) -> Stack<R> {
         let mut stack = Stack::default();
         Builder { setup: self, rng, calm }.add(&self.top, 0, &mut stack);
         stack
@@ -347,6 +357,9 @@ impl Setup {
         self.top.describe(&mut text);
         let (sectors, queues, depth) = (self.sectors.0, self.queues, self.depth);
         let _ = write!(text, "; {sectors} sectors, {queues} queues of {depth}");
+        for (number, remote) in self.remotes.iter().enumerate() {
+            let _ = write!(text, "\nnbd {number}: {remote:?}");
+        }
         for (disk, facts) in self.facts.iter().enumerate() {
             let _ = match facts {
                 Some(facts) => write!(text, "\nfile {disk}: {:?} {facts:?}", self.disks[disk]),

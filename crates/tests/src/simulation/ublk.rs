@@ -64,8 +64,8 @@ pub fn run(seed: u64, scenario: Scenario) -> Result<Outcome, Box<Failure>> {
     let mut rng = Rng::new(seed);
     let setup = loop {
         let setup = Setup::random(&mut rng, scenario);
-        // What a lender holds is its process's, and would be gone with it.
-        if setup.lenders.is_empty() {
+        // What a lender holds is its process's, and would be gone with it; the ring here has no sockets.
+        if setup.lenders.is_empty() && setup.remotes.is_empty() {
             break setup;
         }
     };
@@ -81,7 +81,7 @@ pub fn run(seed: u64, scenario: Scenario) -> Result<Outcome, Box<Failure>> {
 impl World {
     fn new(mut rng: Rng, mut setup: Setup, mode: DataMode, recovery: Features, tracer: Tracer) -> World {
         let mut inner = SimRing::new(rng.fork(), Faults::NONE, tracer.clone());
-        setup.plug(&mut inner);
+        setup.plug(&mut rng, &mut inner);
         let kernel = Kernel::new(ModelConfig::LINUX_7_2);
         let control = Control::new(Arc::new(kernel.clone()));
         let number = add(&control, &setup, mode, recovery);

@@ -42,7 +42,7 @@ type Outcomes = Result<(), String>;
 impl World {
     pub(super) fn new(mut rng: Rng, mut setup: Setup, tracer: Tracer) -> World {
         let mut ring = SimRing::new(rng.fork(), Faults::NONE, tracer.clone());
-        setup.plug(&mut ring);
+        setup.plug(&mut rng, &mut ring);
         let model = Model::new(setup.sectors, false);
         let outcome = Outcome { hash: 0, events: 0, requests: 0, ok: 0, power_cuts: 0, swaps: 0, kills: 0 };
         let mut world = World {
@@ -133,7 +133,7 @@ impl World {
                 self.freeze_or_thaw();
             }
             if self.frozen && self.rng.chance(300) {
-                self.swap_if_drained();
+                self.swap_if_drained()?;
             }
             self.turn(&mut turns)?;
         }
@@ -177,6 +177,7 @@ impl World {
             let Some((id, cookie, result)) = self.ring.reap() else { break };
             self.queues.touch(id).complete(cookie, result, &mut self.ring);
         }
+        self.move_sockets();
         let mut touched = Vec::new();
         self.queues.turn(&mut self.ring, &mut touched);
         let mut ended = 0;
@@ -194,6 +195,40 @@ impl World {
             self.pass_time();
         }
         Ok(())
+    }
+
+    /// What comes of sockets, and new connections.
+    fn move_sockets(&mut self) {
+        for remote in &mut self.setup.remotes {
+            if remote.step(&mut self.rng, &mut self.ring) {
+                self.ids.iter().for_each(|&id| self.queues.nudge(id));
+            }
+        }
+        if self.ring.sockets() == 0 {
+            return;
+        }
+        for _ in 0..self.rng.below(8) {
+            if let Some((owner, event)) = self.ring.net_event() {
+                self.queues.touch(owner.queue).node_event(owner.node, event, &mut self.ring);
+            }
+        }
+    }
+
+    /// Have the nodes let go of sockets and alarms, while nothing moves.
+    fn close(&mut self) -> Outcomes {
+        for _ in 0..PATIENCE {
+            let ring = &mut self.ring;
+            let closed = self.queues.iter_mut().map(|queue| queue.close(ring));
+            if closed.fold(true, |all, closed| all & closed) {
+                return Ok(());
+            }
+            self.move_sockets();
+            while let Some((id, cookie, result)) = self.ring.reap() {
+                self.queues.touch(id).complete(cookie, result, &mut self.ring);
+            }
+            self.ring.advance();
+        }
+        Err("nodes do not let go of their sockets".to_owned())
     }
 
     fn pass_time(&mut self) {
@@ -247,10 +282,11 @@ impl World {
     }
 
     /// Put another instance of the stack into every queue, if nothing moves in any: live change, amid load.
-    fn swap_if_drained(&mut self) {
+    fn swap_if_drained(&mut self) -> Outcomes {
         if !self.queues.iter_mut().all(|queue| queue.is_drained()) {
-            return;
+            return Ok(());
         }
+        self.close()?;
         self.tracer.note(self.ring.now(), "swap", &[]);
         self.setup.change(&mut self.rng, &mut self.ring);
         for &id in &self.ids {
@@ -258,6 +294,7 @@ impl World {
             self.queues.touch(id).replace(stack).expect("the numbers fit");
         }
         self.outcome.swaps += 1;
+        Ok(())
     }
 
     fn under_way(&self) -> usize {
@@ -278,6 +315,7 @@ impl World {
 
     /// Drained: nothing is held, lost or counted wrongly.
     fn check_drained(&mut self) -> Outcomes {
+        self.close()?;
         let now = self.ring.now();
         for &id in &self.ids {
             let queue = self.queues.touch(id);
