@@ -91,7 +91,7 @@ fn story(seed: u64, stack: &str, tracer: &Tracer) -> String {
 pub fn run(seed: u64, scenario: Scenario) -> Result<Outcome, Box<Failure>> {
     let tracer = Tracer::default();
     let mut rng = Rng::new(seed);
-    let setup = stacks::Setup::random(&mut rng, scenario);
+    let setup = stacks::Setup::random(&mut rng, scenario, true);
     let stack = setup.describe();
     guarded(seed, stack, &tracer, || world::World::new(rng, setup, tracer.clone()).run(scenario))
 }

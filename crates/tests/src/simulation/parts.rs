@@ -6,11 +6,8 @@ use super::stacks::Setup;
 use super::within::Within;
 use backends::FileNode;
 use block::{Bytes, QueueLimits};
-use layers::{Cow, Pass, Split};
-use queue::{FileId, NodeId, Ring, Stack};
-use sim::Rng;
 use exports::ublk::ModelRing;
-use layers::{Pass, Split};
+use layers::{Cow, Pass, Split};
 use queue::{FileId, Node, NodeId, Ring, Stack};
 use sim::nodes::{Chop, Delay, Flaky, Jam, Lender, Mirror, PlainFile, Retry, Shift};
 use sim::{Rng, SimRing};
@@ -31,6 +28,9 @@ pub(super) enum Part {
         number: usize,
     },
     Lender {
+        number: usize,
+    },
+    Remote {
         number: usize,
     },
     Delay {
@@ -90,23 +90,6 @@ pub(super) enum Part {
         data_at: Bytes,
         below: Box<Part>,
     },
-    PlainFile { disk: usize },
-    File { disk: usize },
-    Ram { number: usize },
-    Null { number: usize },
-    Lender { number: usize },
-    Remote { number: usize },
-    Delay { chance: u32, below: Box<Part> },
-    Jam { chance: u32, below: Box<Part> },
-    Flaky { chance: u32, below: Box<Part> },
-    Retry { times: u32, below: Box<Part> },
-    Shift { by: Bytes, below: Box<Part> },
-    Chop { children: u16, below: Box<Part> },
-    Pass { below: Box<Part> },
-    Split { limits: Box<QueueLimits>, children: u16, below: Box<Part> },
-    Within { limits: Box<QueueLimits>, below: Box<Part> },
-    Mirror { children: u16, below: [Box<Part>; 2] },
-    Broken { breakage: Breakage, below: Box<Part> },
 }
 
 impl Part {
@@ -116,11 +99,9 @@ impl Part {
             | Part::File { .. }
             | Part::Ram { .. }
             | Part::Null { .. }
-            | Part::Lender { .. } => &[],
-            Part::Mirror { below, .. } | Part::Cow { below, .. } => below,
             | Part::Lender { .. }
             | Part::Remote { .. } => &[],
-            Part::Mirror { below, .. } => below,
+            Part::Mirror { below, .. } | Part::Cow { below, .. } => below,
             Part::Delay { below, .. }
             | Part::Jam { below, .. }
             | Part::Flaky { below, .. }
@@ -142,6 +123,7 @@ impl Part {
             Part::File { disk } => takes_any_block(*disk),
             Part::Cow { short, .. } => !short,
             Part::Ram { .. } | Part::Null { .. } | Part::Lender { .. } | Part::Broken { .. } => false,
+            Part::Remote { .. } => false,
             _ => true,
         };
         own && self.below().iter().all(|part| part.is_opaque(takes_any_block))

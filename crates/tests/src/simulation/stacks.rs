@@ -52,6 +52,7 @@ pub(super) struct Setup {
     /// Lengths, and once plugged in also the memory, of what lends.
     pub(super) lenders: Vec<Segment>,
     pub(super) remotes: Vec<Remote>,
+    sockets: bool,
     pub(super) forgets_sync_errors: bool,
     forgets_at_swaps: bool,
     pub(super) sectors: Sectors,
@@ -77,7 +78,8 @@ pub(super) struct Setup {
 }
 
 impl Setup {
-    pub(super) fn random(rng: &mut Rng, scenario: Scenario) -> Setup {
+    /// `sockets`: the ring has some, so that servers may hold the data.
+    pub(super) fn random(rng: &mut Rng, scenario: Scenario, sockets: bool) -> Setup {
         let mut setup = Setup {
             top: Part::PlainFile { disk: 0 },
             disks: Vec::new(),
@@ -91,6 +93,7 @@ impl Setup {
             nulls: Vec::new(),
             lenders: Vec::new(),
             remotes: Vec::new(),
+            sockets,
             forgets_sync_errors: scenario.breakage == Some(Breakage::ForgottenSyncError),
             forgets_at_swaps: scenario.breakage == Some(Breakage::ForgetfulSwap),
             sectors: Sectors(rng.between(8, 128) * 8),
@@ -221,7 +224,7 @@ impl Setup {
         if self.durable {
             return self.any_file(rng, len);
         }
-        match rng.below(6) {
+        match rng.below(if self.sockets { 6 } else { 4 }) {
             4..=5 => {
                 let hasty = rng.chance(300);
                 self.can_fail |= hasty;
