@@ -58,6 +58,9 @@ fn load(run: &RunDir, what: &str, name: &str) -> Result<Record, Failure> {
         record.remove(run);
         return Err(fail(&"its device went when the machine was restarted (add it again)"));
     }
+    if !ublk::waits(&record) {
+        return Err(fail(&"its device went with its server: it was made without recovery (add it again)"));
+    }
     Ok(record)
 }
 
@@ -133,7 +136,17 @@ pub(crate) fn clear(run: &RunDir, name: &str, by_force: bool) -> Option<Result<E
 pub(crate) fn unserved(run: &RunDir, served: &[DeviceInfo]) -> Vec<DeviceInfo> {
     let number = |export: &ExportInfo| export.address.strip_prefix("/dev/ublkb")?.parse().ok();
     let ours: Vec<u32> = served.iter().flat_map(|info| &info.exports).filter_map(number).collect();
-    let records = Record::all(run);
+    let mut records = Record::all(run);
+    // What went with its server leaves a number behind, which nobody wants to see.
+    records.retain(|record| {
+        let served =
+            ours.contains(&record.number) || Path::new(&format!("/proc/{}/exe", record.pid)).exists();
+        let waits = served || ublk::waits(record);
+        if !waits {
+            let _ = ublk::clear(run, record, false);
+        }
+        waits
+    });
     let info = |device: Foreign| {
         let record = records.iter().find(|record| record.number == device.number && record.is_of_this_boot());
         info_of(device, record)

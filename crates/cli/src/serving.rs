@@ -215,7 +215,8 @@ impl Serving {
                 "its server died and {path} waits for another (run blockyard recover {name}, or blockyard del {name})"
             ));
         }
-        record.remove(&self.run);
+        // What went with its server leaves a number behind.
+        let _ = ublk::clear(&self.run, &record, false);
         None
     }
 

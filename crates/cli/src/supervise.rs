@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::listing::run_dir;
 use crate::signals::Signals;
 use engine::rundir::RunDir;
-use engine::ublk::Record;
+use engine::ublk::{Record, waits};
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsString;
 use std::io::Write;
@@ -70,8 +70,13 @@ async fn watch(what: &str, run: &RunDir, mut child: Child, detached: bool) -> Re
                 }
             }
         };
-        name =
-            Record::all(run).into_iter().find(|record| record.pid == pid).map(|record| record.name).or(name);
+        let record = Record::all(run).into_iter().find(|record| record.pid == pid);
+        if let Some(record) = record.as_ref().filter(|record| !ending && !status.success() && !waits(record))
+        {
+            say(run, &record.name, &format!("its server ended ({status}), and its device went with it"));
+            return Ok(ExitCode::FAILURE);
+        }
+        name = record.map(|record| record.name).or(name);
         let (false, Some(name)) = (ending || ended_by_itself(status, deaths.is_empty()), &name) else {
             return Ok(ExitCode::from(status.code().map_or(1, |code| code as u8)));
         };

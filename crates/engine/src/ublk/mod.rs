@@ -64,6 +64,9 @@ pub enum UblkError {
     /// A feature that was asked for.
     #[error("this kernel's ublk driver lacks {0} (leave out {1})")]
     Lacks(Features, &'static str),
+    /// Root makes ordinary devices.
+    #[error("whoever may administer devices makes ordinary ones (leave out unprivileged)")]
+    Privileged,
     /// A device that nobody could recover.
     #[error("what it holds dies with its process, so there is nothing to recover (leave out recovery=…)")]
     Volatile,
@@ -316,8 +319,7 @@ impl Host {
         plan: &Plan,
         keep: Option<(RunDir, Record)>,
     ) -> Arc<UblkExport> {
-        let recoverable = info.features().has(Features::USER_RECOVERY);
-        let record = keep.filter(|_| recoverable).map(|(run, mut record)| {
+        let record = keep.map(|(run, mut record)| {
             (record.number, record.pid) = (info.dev_id, std::process::id());
             (run, record)
         });

@@ -157,6 +157,9 @@ impl Plan {
     pub(super) fn check_granted(&self, granted: Features) -> Result<(), UblkError> {
         for (feature, option) in &self.essential {
             let lacking = feature.without(granted);
+            if lacking == Features::UNPRIVILEGED_DEV {
+                return Err(UblkError::Privileged);
+            }
             if !lacking.is_empty() {
                 return Err(UblkError::Lacks(lacking, option));
             }
@@ -263,6 +266,7 @@ mod tests {
         assert_eq!(plan.new.io_bytes_max, 128 << 10, "128 buffers of 16 MiB");
         assert_eq!(plan.new.features, Recovery::Reissue.features());
         assert!(plan.check_granted(Features::USER_RECOVERY).is_err());
+        assert!(plan.check_granted(Features::NONE).is_err());
         assert!(plan.check_granted(Recovery::Reissue.features()).is_ok());
     }
 
@@ -290,6 +294,8 @@ mod tests {
         let plan = plan("unprivileged", true, Some(Features::KNOWN)).unwrap();
         assert_eq!(plan.choice.mode, DataMode::Copy);
         assert_eq!(Recovery::of(plan.new.features), Recovery::None);
+        let granted = plan.new.features.without(Features::UNPRIVILEGED_DEV);
+        assert!(matches!(plan.check_granted(granted), Err(UblkError::Privileged)), "as root");
         assert!(error("unprivileged,recovery=reissue", true, None).contains("cannot be recovered"));
     }
 
