@@ -48,6 +48,8 @@ pub struct Index {
     claimed: Bits,
     taken: Bits,
     stored: Bits,
+    /// Those that the tally on disk has, since it was opened or before.
+    told: Bits,
     /// Pages of the table that may have live bits which no sync has taken.
     pub(super) table: Pages,
     /// Pages of the tally that lack bits.
@@ -65,6 +67,9 @@ impl Index {
         let index = Index::new(layout, origin_size, table);
         if let Some(tally) = tally {
             let tally = Index::new(layout, origin_size, tally);
+            for (told, live) in index.told.iter().zip(&tally.live) {
+                told.store(live.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
             for chunk in (0..layout.chunks()).filter(|&chunk| tally.is_live(chunk) && !index.is_live(chunk)) {
                 index.set_live(chunk..chunk + 1);
             }
@@ -90,6 +95,7 @@ impl Index {
             claimed: bits(words.len() as u64 * 64),
             taken: load(),
             stored: load(),
+            told: bits(words.len() as u64 * 64),
             table: Pages::new(pages),
             tally: Pages::new(pages),
             tallies: Rounds::default(),
@@ -161,6 +167,22 @@ impl Index {
         let pages = range.start / PAGE_BITS..range.end.div_ceil(PAGE_BITS);
         self.table.mark(pages.clone());
         self.tally.mark(pages);
+    }
+
+    /// Whether these chunks are there again after this process has died: the tally says so, or the table.
+    pub(super) fn is_told(&self, range: Range<u64>) -> bool {
+        masks(range).all(|(word, mask)| {
+            let told = self.told[word].load(Ordering::Acquire) | self.stored[word].load(Ordering::Acquire);
+            told & mask == mask
+        })
+    }
+
+    /// The tally has been written from page `first` on with what [`page`](Index::page) gave.
+    pub(super) fn tallied(&self, first: u64, written: &[u8]) {
+        let words = &self.told[first as usize * PAGE_WORDS..];
+        for (word, bytes) in words.iter().zip(written.as_chunks::<8>().0) {
+            word.fetch_or(u64::from_le_bytes(*bytes), Ordering::AcqRel);
+        }
     }
 
     /// Whether the table on disk has these chunks, for good.

@@ -167,8 +167,12 @@ impl Cow {
 
     /// Pages of the tally are written.
     pub(super) fn tallied<R: Ring>(&mut self, io: Cookie, next: Option<u64>, cx: &mut Cx<'_, R>) -> Verdict {
+        let Slot { status, buffer, .. } = *self.slot(io);
+        if let (true, Some(end)) = (status.is_ok(), next) {
+            let written = cx.ring.bytes(buffer);
+            self.index.tallied(end - written.len() as u64 / PAGE_LEN, written);
+        }
         self.free(io, cx);
-        let status = self.slot(io).status;
         if status.is_ok() {
             return self.go_on_tallying(io, next, cx);
         }

@@ -11,7 +11,12 @@ impl Cow {
     pub(super) fn change<R: Ring>(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         let chunks = self.chunks(req.offset.0, req.end().0);
         let all_live = self.index.run(chunks.clone()) == (true, chunks.end);
-        if all_live && (!req.flags.has(Flags::FUA) || self.index.is_stored(chunks)) {
+        // A chunk that another request has just brought in would be forgotten with this process before that is told.
+        let kept = match req.flags.has(Flags::FUA) {
+            true => self.index.is_stored(chunks.clone()),
+            false => self.index.is_told(chunks.clone()),
+        };
+        if all_live && kept {
             *self.slot(io) = Slot { phase: Phase::Whole(true), len: req.len, ..Slot::NEW };
             req.offset = req.offset + self.data_at;
             return Verdict::Down(self.store);
@@ -34,6 +39,12 @@ impl Cow {
         })
     }
 
+    /// Whether a chunk of a request is there and would be forgotten with this process.
+    fn is_untold(&self, req: &Request) -> bool {
+        let mut chunks = self.chunks(req.offset.0, req.end().0);
+        chunks.any(|chunk| self.index.is_live(chunk) && !self.index.is_told(chunk..chunk + 1))
+    }
+
     /// Whether all of a chunk lies within a request.
     fn covers(&self, req: &Request, chunk: u64) -> bool {
         let start = chunk * self.chunk;
@@ -48,7 +59,8 @@ impl Cow {
             if at >= end {
                 return match req.flags.has(Flags::FUA) {
                     true => self.flush(io, cx),
-                    false if self.slot(io).allocated => self.tally(io, req, cx),
+                    // Discards may have passed over chunks that are not there.
+                    false if self.slot(io).allocated || self.is_untold(req) => self.tally(io, req, cx),
                     false => Verdict::Up(Status::Ok),
                 };
             }

@@ -356,6 +356,7 @@ fn add(control: &Control, setup: &Setup, mode: DataMode, recovery: Features) -> 
 }
 
 impl Server {
+    /// `process`: 1 is the first since the machine was started.
     fn open(
         kernel: &Kernel,
         number: u32,
@@ -366,7 +367,7 @@ impl Server {
         rng: &mut Rng,
     ) -> Server {
         inner.set_faults(Faults::NONE);
-        setup.reopen(&mut inner, false);
+        setup.reopen(&mut inner, process == 1);
         let device = kernel.open_char(number, process).expect("nobody else has it");
         let mut ring = ModelRing::new(inner, device, process.into());
         let (mut queues, mut front, mut ids) = (Queues::default(), Front::default(), Vec::new());
