@@ -58,13 +58,16 @@ pub struct Failure {
     pub message: String,
     /// The stack, and the last events.
     pub story: String,
+    /// The variable that names the seed of a run of this kind.
+    pub variable: &'static str,
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "simulation failed: {}", self.message)?;
         f.write_str(&self.story)?;
-        write!(f, "replay: BLOCKYARD_SEED={} cargo test -p blockyard-tests --test simulation", self.seed)
+        let Failure { seed, variable, .. } = self;
+        write!(f, "replay: {variable}={seed} cargo test -p blockyard-tests --test simulation")
     }
 }
 
@@ -93,12 +96,15 @@ pub fn run(seed: u64, scenario: Scenario) -> Result<Outcome, Box<Failure>> {
     let mut rng = Rng::new(seed);
     let setup = stacks::Setup::random(&mut rng, scenario, true);
     let stack = setup.describe();
-    guarded(seed, stack, &tracer, || world::World::new(rng, setup, tracer.clone()).run(scenario))
+    guarded(seed, "BLOCKYARD_SEED", stack, &tracer, || {
+        world::World::new(rng, setup, tracer.clone()).run(scenario)
+    })
 }
 
 /// Run with its story at hand for whoever has to tell it.
 fn guarded(
     seed: u64,
+    variable: &'static str,
     stack: String,
     tracer: &Tracer,
     world: impl FnOnce() -> Result<Outcome, String>,
@@ -111,6 +117,6 @@ fn guarded(
     });
     CURRENT.set(None);
     result
-        .map_err(|message| Box::new(Failure { seed, message, story: story(seed, &stack, tracer) }))
+        .map_err(|message| Box::new(Failure { seed, message, story: story(seed, &stack, tracer), variable }))
         .map(|outcome| Outcome { hash: tracer.hash(), events: tracer.count(), ..outcome })
 }

@@ -75,7 +75,9 @@ pub fn run(seed: u64, scenario: Scenario) -> Result<Outcome, Box<Failure>> {
     let fail_io = Features::USER_RECOVERY.with(Features::USER_RECOVERY_FAIL_IO);
     let recovery = *rng.pick(&[Features::NONE, Features::USER_RECOVERY, reissue, fail_io]);
     let stack = format!("{} by {mode}, {recovery:?}", setup.describe());
-    guarded(seed, stack, &tracer, || World::new(rng, setup, mode, recovery, tracer.clone()).run())
+    guarded(seed, "BLOCKYARD_UBLK_SEED", stack, &tracer, || {
+        World::new(rng, setup, mode, recovery, tracer.clone()).run()
+    })
 }
 
 impl World {
