@@ -15,7 +15,7 @@ use crate::failure::{FAILED, Failure, print};
 use crate::listing::{block_on, devices, run_dir};
 use engine::change::Change;
 use engine::control::ClientError;
-use engine::spec::{Bytes, Direct, StackSpec};
+use engine::spec::{Bytes, Direct, Format, StackSpec};
 use options::{Action, Options};
 use rows::{Back, Row};
 use std::ffi::OsString;
@@ -156,6 +156,8 @@ fn stack(options: &Options, file: &Path) -> Result<StackSpec, Refusal> {
     let absolute = std::path::absolute(file).map_err(|why| failed(&why))?;
     let mut stack: StackSpec = "file:disk".parse().map_err(|why| failed(&why))?;
     if let StackSpec::File(spec) = &mut stack {
+        // To losetup every file is the disk itself, whatever it begins with.
+        spec.format = Some(Format::Raw);
         spec.path = absolute;
         spec.offset = Bytes(options.offset.unwrap_or(0));
         spec.sizelimit = options.sizelimit.filter(|&limit| limit > 0).map(Bytes);

@@ -5,16 +5,18 @@
 
 use crate::dial::DialError;
 use crate::reactor::Nudge;
-use crate::spec::{DeviceName, LayerSpec, StackSpec};
+use crate::spec::{DeviceName, Format, LayerSpec, StackSpec};
 use crate::tree::{self, Tree};
 pub use crate::tree::{CowError, PartError};
 pub(crate) use crate::tree::{Held, Mounted};
 use backends::{CompletionError, Fact, Features, NullError, OpenError, RamError};
 use block::{Bytes, LimitsError, ParseLimitsError, Profile, QueueLimits};
+use images::ImageError;
 use queue::{DEPTH_MAX, Nanos, QueueStats, Snapshot, StackError};
 use ring::KernelRing;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -43,6 +45,19 @@ pub enum DeviceError {
     /// The file.
     #[error(transparent)]
     File(#[from] OpenError),
+    /// The image.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// An option that means nothing for an image.
+    #[error("{}: it is a {format} image, for which {option} means nothing (leave it out, or add format=raw)", path.display())]
+    RawOnly {
+        /// The image.
+        path: PathBuf,
+        /// Its format.
+        format: Format,
+        /// The option.
+        option: &'static str,
+    },
     /// The memory.
     #[error(transparent)]
     Ram(#[from] RamError),

@@ -33,6 +33,7 @@ pub const ROOMS: &[Room] = &[
     room("layers", &["block", "queue"]),
     room("proto", &["block"]),
     room("backends", &["block", "queue", "ring", "proto"]),
+    room("images", &["block", "queue", "backends"]),
     room("fuse", &[]),
     room("loopdev", &[]),
     Room {
@@ -51,6 +52,7 @@ pub const ROOMS: &[Room] = &[
             "partition",
             "layers",
             "backends",
+            "images",
             "proto",
             "fuse",
             "loopdev",

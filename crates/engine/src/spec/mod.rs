@@ -24,6 +24,7 @@ mod ublk;
 pub use block::Bytes;
 pub use export::{NBD_PORT, NbdAddress, TlsMode, TlsSpec, nbd_uri};
 pub use fuse::{FuseSpec, LoopSpec};
+pub use images::Format;
 pub use layer::{CowSpec, LayerSpec, check_limits};
 pub use name::DeviceName;
 pub use nbd::{NBD_RECONNECT_DEFAULT, NBD_TIMEOUT_DEFAULT, NbdSpec};

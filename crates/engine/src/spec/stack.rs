@@ -5,6 +5,7 @@ use super::layer::parse_selector;
 use super::null::{self, NullSpec};
 use super::{DeviceName, NbdSpec, SpecError};
 use block::Bytes;
+use images::Format;
 use partition::Selector;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -76,6 +77,8 @@ pub struct FileSpec {
     pub share: bool,
     /// Only that partition of it.
     pub part: Option<Selector>,
+    /// What the file holds a disk as; `None`: what its first bytes say.
+    pub format: Option<Format>,
     /// The device grows by itself when the file does.
     pub autosize: bool,
     /// The device goes when its last client has.
@@ -93,6 +96,7 @@ pub struct RamSpec {
     pub hugepages: bool,
 }
 
+const FORMAT: [(&str, Format); 3] = [("raw", Format::Raw), ("qcow2", Format::Qcow2), ("vmdk", Format::Vmdk)];
 pub(super) const DIRECT: [(&str, Direct); 3] =
     [("auto", Direct::Auto), ("on", Direct::On), ("off", Direct::Off)];
 const KINDS: &str = "there are file:PATH, ram:SIZE, null:SIZE, zero:SIZE, error:SIZE, nbd:URI";
@@ -164,6 +168,7 @@ fn parse_file(what: &str, items: impl Iterator<Item = String>) -> Result<FileSpe
         "create",
         "share",
         "part",
+        "format",
         "autosize",
         "autoclear",
         "partscan",
@@ -182,6 +187,7 @@ fn parse_file(what: &str, items: impl Iterator<Item = String>) -> Result<FileSpe
         create: None,
         share: options.flag("share")?,
         part: options.text("part")?.map(|text| parse_selector(&text)).transpose()?,
+        format: options.choice("format", &FORMAT)?,
         autosize: options.flag("autosize")?,
         autoclear: options.flag("autoclear")?,
         partscan: options.flag("partscan")?,
@@ -197,6 +203,9 @@ fn parse_file(what: &str, items: impl Iterator<Item = String>) -> Result<FileSpe
         }
         (true, Some(_)) if file.ro => {
             return Err(SpecError::new("a file cannot be created read-only", "leave out ro or create"));
+        }
+        (true, Some(_)) if file.is_image() => {
+            return Err(SpecError::new("only raw files are created", "make it with qemu-img create"));
         }
         (_, size) => file.create = size.map(|size| checked_size("a file", size)).transpose()?,
     }
@@ -283,6 +292,25 @@ impl fmt::Display for StackSpec {
     }
 }
 
+impl FileSpec {
+    /// It is said to be an image of a format.
+    pub fn is_image(&self) -> bool {
+        self.format.is_some_and(|format| format != Format::Raw)
+    }
+
+    /// The first option that means something to raw files only.
+    pub fn raw_only(&self) -> Option<&'static str> {
+        let options = [
+            ("offset", self.offset != Bytes::ZERO),
+            ("sizelimit", self.sizelimit.is_some()),
+            ("block", self.block.is_some()),
+            ("direct=on", self.direct == Direct::On),
+            ("autosize", self.autosize),
+        ];
+        options.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
+    }
+}
+
 impl fmt::Display for FileSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "file:{}", Escaped(&self.path.to_string_lossy()))?;
@@ -299,6 +327,9 @@ impl fmt::Display for FileSpec {
             write!(f, ",size={size},create")?;
         }
         write_flag(f, self.share, "share")?;
+        if let Some(format) = self.format {
+            write!(f, ",format={format}")?;
+        }
         if let Some(part) = &self.part {
             write!(f, ",part={}", Escaped(&part.to_string()))?;
         }

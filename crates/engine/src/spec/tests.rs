@@ -244,6 +244,7 @@ fn any_file() -> impl Strategy<Value = StackSpec> {
                     create,
                     share,
                     part: part.clone(),
+                    format: create.is_some().then_some(Format::Raw),
                     autosize,
                     autoclear,
                     partscan,

@@ -97,6 +97,8 @@ pub(crate) fn describe(table: &Table) -> Vec<Fact> {
         ("partition table", format!("{}, blocks of {}, id {}", table.format, table.block, table.id)),
         ("partitions", all.join(", ")),
     ];
-    facts.extend(table.notes.iter().map(|note| ("partition table note", note.clone())));
+    if !table.notes.is_empty() {
+        facts.push(("partition table notes", table.notes.join("; ")));
+    }
     facts
 }

@@ -3,9 +3,10 @@
 use super::Held;
 use crate::device::DeviceError;
 use crate::dial::Remote;
-use crate::spec::{Direct, IrqMode, NullSpec, StackSpec};
+use crate::spec::{Direct, FileSpec, Format, IrqMode, NullSpec, StackSpec};
 use backends::{Backend, Completion, Failing, File, Null, Ram, Zero, ZeroPages, zero_file};
 use block::Profile;
+use images::{Image, ImageSpec};
 use queue::Node;
 use ring::KernelRing;
 use std::io;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 /// The shared part of a backend.
 pub(crate) enum Source {
     File(Arc<File>),
+    Image(Arc<Image>),
     Ram(Arc<Ram>),
     Null(Null, Arc<ZeroPages>),
     Zero(Zero, Arc<ZeroPages>),
@@ -24,6 +26,9 @@ pub(crate) enum Source {
 impl Source {
     pub(crate) fn open(spec: &StackSpec) -> Result<Source, DeviceError> {
         Ok(match spec {
+            StackSpec::File(spec) if image_format(spec)? != Format::Raw => {
+                Source::Image(Image::open(&image(spec, image_format(spec)?)?)?)
+            }
             StackSpec::File(spec) => Source::File(File::open(&backends::FileSpec {
                 path: spec.path.clone(),
                 direct: match spec.direct {
@@ -52,6 +57,7 @@ impl Source {
     pub(crate) fn backend(&self) -> &dyn Backend {
         match self {
             Source::File(file) => &**file,
+            Source::Image(image) => &**image,
             Source::Ram(ram) => &**ram,
             Source::Null(null, _) => null,
             Source::Zero(zero, _) => zero,
@@ -72,12 +78,12 @@ impl Source {
             bytewise: !matches!(self, Source::Nbd(remote) if remote.nbd.export().block_sizes.minimum > 1),
             lends: matches!(self, Source::Ram(_) | Source::Null(..) | Source::Zero(..)),
             in_place: matches!(self, Source::File(file) if file.shared().facts().direct.is_none()),
-            sparse: matches!(self, Source::File(_) | Source::Ram(_) | Source::Zero(..)),
+            sparse: matches!(self, Source::File(_) | Source::Image(_) | Source::Ram(_) | Source::Zero(..)),
             opaque: match self {
                 Source::File(file) => file.shared().facts().takes_any_block(),
                 Source::Null(null, _) => null.is_hollow(),
                 Source::Zero(..) | Source::Failing(_) => true,
-                Source::Ram(_) | Source::Nbd(_) => false,
+                Source::Ram(_) | Source::Image(_) | Source::Nbd(_) => false,
             },
         }
     }
@@ -103,6 +109,7 @@ impl Source {
                     None => Box::new(node),
                 }
             }
+            Source::Image(image) => Box::new(image.node(held.nudge.clone())),
             Source::Ram(ram) => {
                 let region = held.region(ring, ram.memory());
                 Box::new(ram.node(Some(region)))
@@ -124,6 +131,29 @@ impl Source {
             Source::Nbd(remote) => Box::new(remote.nbd.node(held.nudge.clone()).map_err(io::Error::other)?),
         })
     }
+}
+
+/// What a file is to be served as.
+fn image_format(spec: &FileSpec) -> Result<Format, DeviceError> {
+    match spec.format {
+        Some(format) => Ok(format),
+        None => Ok(images::detect(&spec.path)?),
+    }
+}
+
+fn image(spec: &FileSpec, format: Format) -> Result<ImageSpec, DeviceError> {
+    let detected = spec.format.is_none();
+    if let Some(option) = spec.raw_only() {
+        return Err(DeviceError::RawOnly { path: spec.path.clone(), format, option });
+    }
+    if detected {
+        let path = spec.path.display();
+        tracing::info!(
+            "{path} begins as a {format} image and is served as one (pin it with format={format})"
+        );
+    }
+    let (path, read_only, share) = (spec.path.clone(), spec.ro, spec.share);
+    Ok(ImageSpec { path, format, detected, read_only, share })
 }
 
 fn null(spec: &NullSpec) -> Result<Null, DeviceError> {

@@ -1,0 +1,153 @@
+//! Opening an image, and what it names beside itself.
+//!
+//! An image may come from anyone. What its header names is opened only for reading, only if it is a regular file, and only
+//! to a certain depth; a data file beside the image, which would be written, is refused.
+
+use crate::pool::Pool;
+use crate::{Access, Format, Image, ImageSpec};
+use backends::{Direct, File, FileSpec, OpenError};
+use block::Bytes;
+use imago::file::File as Storage;
+use imago::format::gate::ImplicitOpenGate;
+use imago::qcow2::Qcow2;
+use imago::vmdk::Vmdk;
+use imago::{FormatAccess, FormatDriverBuilder, Storage as _, StorageOpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+/// Images under an image at most.
+const BACKING_MAX: usize = 16;
+
+/// Why an image cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// Its file.
+    #[error(transparent)]
+    File(#[from] OpenError),
+    /// What is in it.
+    #[error("opening {} as {format} failed: {source}{}", path.display(), hint(source))]
+    Format {
+        /// The image.
+        path: PathBuf,
+        /// What it was taken for.
+        format: Format,
+        /// What is wrong.
+        source: io::Error,
+    },
+    /// It holds nothing.
+    #[error("{}: it holds less than a sector", _0.display())]
+    Empty(PathBuf),
+    /// No thread can be started.
+    #[error("starting its threads failed: {0}")]
+    Threads(#[source] io::Error),
+}
+
+fn hint(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::Unsupported => " (convert it with qemu-img, to qcow2 for example)",
+        io::ErrorKind::NotFound => " (bring the files that it names, or rebase it with qemu-img)",
+        _ => " (qemu-img check says more; format=raw serves the file as it is)",
+    }
+}
+
+impl Image {
+    /// Open an image.
+    ///
+    /// # Errors
+    /// See [`ImageError`]; nothing stays open or locked.
+    pub fn open(spec: &ImageSpec) -> Result<Arc<Image>, ImageError> {
+        // A vmdk can only be read.
+        let read_only = spec.read_only || spec.format == Format::Vmdk;
+        let file = File::open(&FileSpec {
+            direct: Direct::Off,
+            read_only,
+            share: spec.share,
+            ..FileSpec::new(&spec.path)
+        })?;
+        let wrong = |source| ImageError::Format { path: spec.path.clone(), format: spec.format, source };
+        let gate = Gate::default();
+        let image = open_format(spec, read_only, &gate).map_err(wrong)?;
+        let size = Bytes(image.size()).align_down(512);
+        if size == Bytes::ZERO || size.0 > i64::MAX as u64 {
+            return Err(ImageError::Empty(spec.path.clone()));
+        }
+        let image = RwLock::new(image);
+        let access = Arc::new(Access { image, failed: AtomicBool::new(false), read_only });
+        let pool = Pool::start(access.clone()).map_err(ImageError::Threads)?;
+        let backing = gate.opened();
+        Ok(Arc::new(Image { spec: spec.clone(), size, read_only, backing, access, pool, _file: file }))
+    }
+}
+
+fn open_format(spec: &ImageSpec, read_only: bool, gate: &Gate) -> io::Result<FormatAccess<Storage>> {
+    let options = StorageOpenOptions::new().filename(&spec.path).write(!read_only);
+    let storage = Storage::open(options)?;
+    match spec.format {
+        Format::Qcow2 => {
+            if !read_only {
+                crate::sound::check(&spec.path)?;
+            }
+            let builder = Qcow2::<Storage>::builder(storage).write(!read_only);
+            Ok(FormatAccess::new(builder.open(gate.clone())?))
+        }
+        Format::Vmdk => {
+            // Its extents hold the data: they are no backing files, and lie beside it.
+            let beside = spec.path.parent().unwrap_or(Path::new(""));
+            let gate = Gate { beside: Some(beside.to_owned()), ..gate.clone() };
+            Ok(FormatAccess::new(Vmdk::<Storage>::builder(storage).write(false).open(gate)?))
+        }
+        Format::Raw => Err(io::Error::new(io::ErrorKind::InvalidInput, "a raw image is a file")),
+    }
+}
+
+/// Decides what an image may open beside itself.
+#[derive(Clone, Default)]
+struct Gate {
+    opened: Arc<Mutex<Vec<PathBuf>>>,
+    /// Only files of that folder.
+    beside: Option<PathBuf>,
+}
+
+impl Gate {
+    fn opened(&self) -> Vec<PathBuf> {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+fn refused(why: String) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, why)
+}
+
+impl ImplicitOpenGate<Storage> for Gate {
+    fn open_format<F: FormatDriverBuilder<Storage>>(
+        &mut self,
+        builder: F,
+    ) -> io::Result<FormatAccess<Storage>> {
+        Ok(FormatAccess::new(builder.write(false).open(self.clone())?))
+    }
+
+    fn open_storage(&mut self, options: StorageOpenOptions) -> io::Result<Storage> {
+        let path = options.get_filename().ok_or_else(|| refused("a file without a name".into()))?.to_owned();
+        if options.get_writable() {
+            return Err(refused(format!(
+                "its data is in another file, {}, which is not opened",
+                path.display()
+            )));
+        }
+        if self.beside.as_deref().is_some_and(|folder| path.parent() != Some(folder)) {
+            return Err(refused(format!("{} does not lie beside it", path.display())));
+        }
+        if !path.metadata()?.is_file() {
+            return Err(refused(format!("{} is not a regular file", path.display())));
+        }
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        if opened.len() == BACKING_MAX {
+            return Err(refused(format!("more than {BACKING_MAX} files stand under it")));
+        }
+        opened.push(path);
+        drop(opened);
+        Storage::open(options)
+    }
+}

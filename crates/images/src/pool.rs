@@ -1,0 +1,125 @@
+//! The threads of an image, and the way of requests to them and back.
+
+use crate::Access;
+use crate::work;
+use block::{Bytes, Cookie, Flags, Op};
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Lets the queue of a node take a turn. May be called on any thread, at any time.
+pub type Nudge = Arc<dyn Fn() + Send + Sync>;
+
+/// How many there are for an image: as many as work at the same time on a few disks, and cheap when idle.
+pub(crate) const THREADS: usize = 4;
+
+/// A request with memory of its own.
+pub(crate) struct Job {
+    pub(crate) io: Cookie,
+    pub(crate) op: Op,
+    pub(crate) flags: Flags,
+    pub(crate) offset: Bytes,
+    pub(crate) len: Bytes,
+    /// What is written, or room for what is read: exactly as long.
+    pub(crate) memory: Vec<u8>,
+    /// Where it goes when it is done.
+    pub(crate) back: Arc<Returns>,
+}
+
+/// What has come back to a node.
+pub(crate) struct Returns {
+    done: Mutex<Vec<(Cookie, i64, Vec<u8>)>>,
+    nudge: Nudge,
+}
+
+impl Returns {
+    pub(crate) fn new(nudge: Nudge) -> Returns {
+        Returns { done: Mutex::default(), nudge }
+    }
+
+    /// Take all, in exchange for an empty list.
+    pub(crate) fn take(&self, into: &mut Vec<(Cookie, i64, Vec<u8>)>) {
+        std::mem::swap(&mut *lock(&self.done), into);
+    }
+
+    fn put(&self, io: Cookie, result: i64, memory: Vec<u8>) {
+        let mut done = lock(&self.done);
+        done.push((io, result, memory));
+        let first = done.len() == 1;
+        drop(done);
+        if first {
+            (self.nudge)();
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    idle: usize,
+    stop: bool,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    work: Condvar,
+}
+
+/// The way to the threads. They end when the last of these is gone, after what was handed over.
+#[derive(Clone)]
+pub(crate) struct Pool(Arc<Stopper>);
+
+struct Stopper(Arc<Shared>);
+
+impl Drop for Stopper {
+    fn drop(&mut self) {
+        lock(&self.0.state).stop = true;
+        self.0.work.notify_all();
+    }
+}
+
+impl Pool {
+    /// Start them.
+    pub(crate) fn start(access: Arc<Access>) -> io::Result<Pool> {
+        let shared = Arc::new(Shared { state: Mutex::default(), work: Condvar::new() });
+        let pool = Pool(Arc::new(Stopper(shared.clone())));
+        for _ in 0..THREADS {
+            let (shared, access) = (shared.clone(), access.clone());
+            std::thread::Builder::new().name("image".into()).spawn(move || serve(&shared, &access))?;
+        }
+        Ok(pool)
+    }
+
+    /// Hand over all of these.
+    pub(crate) fn submit(&self, jobs: &mut Vec<Job>) {
+        let shared = &self.0.0;
+        let mut state = lock(&shared.state);
+        let wake = state.idle.min(jobs.len());
+        state.jobs.extend(jobs.drain(..));
+        drop(state);
+        (0..wake).for_each(|_| shared.work.notify_one());
+    }
+}
+
+fn serve(shared: &Shared, access: &Access) {
+    let mut state = lock(&shared.state);
+    loop {
+        let Some(mut job) = state.jobs.pop_front() else {
+            if state.stop {
+                return;
+            }
+            state.idle += 1;
+            state = shared.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.idle -= 1;
+            continue;
+        };
+        drop(state);
+        let result = work::run(access, &mut job);
+        job.back.put(job.io, result, job.memory);
+        state = lock(&shared.state);
+    }
+}

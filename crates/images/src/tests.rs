@@ -1,0 +1,109 @@
+//! Images that anyone may have damaged: whatever they hold, opening and reading them ends, with an answer or an error.
+
+use crate::pool::{Job, Returns};
+use crate::{Format, Image, ImageError, ImageSpec, work};
+use backends::Backend;
+use block::{Bytes, Cookie, Flags, Op, Tag};
+use imago::qcow2::Qcow2;
+use imago::{FormatCreateBuilder, Storage, StorageCreateOptions};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const LEN: u64 = 4 << 20;
+
+fn create(path: &Path) {
+    let options = StorageCreateOptions::new().filename(path);
+    let storage = imago::file::File::create_open(options).expect("a file");
+    Qcow2::<imago::file::File>::create_builder(storage).size(LEN).create().expect("an image");
+}
+
+fn open(path: PathBuf, read_only: bool) -> Result<Arc<Image>, ImageError> {
+    Image::open(&ImageSpec { path, format: Format::Qcow2, detected: false, read_only, share: true })
+}
+
+/// One request: its result and its memory.
+fn run(image: &Image, op: Op, flags: Flags, offset: u64, memory: Vec<u8>, len: u64) -> (i64, Vec<u8>) {
+    let back = Arc::new(Returns::new(Arc::new(|| {})));
+    let io = Cookie { tag: Tag(0), generation: 0 };
+    let mut job = Job { io, op, flags, offset: Bytes(offset), len: Bytes(len), memory, back };
+    let result = work::run(&image.access, &mut job);
+    (result, job.memory)
+}
+
+fn write(image: &Image, offset: u64, byte: u8, len: usize) -> i64 {
+    run(image, Op::Write, Flags::NONE, offset, vec![byte; len], len as u64).0
+}
+
+#[test]
+fn an_image_keeps_what_was_written_and_flushed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("disk.qcow2");
+    create(&path);
+    let image = open(path.clone(), false).expect("an image");
+    assert_eq!((image.size(), image.read_only()), (Bytes(LEN), false));
+    assert_eq!(write(&image, 65536, 7, 1024), 0);
+    assert_eq!(run(&image, Op::Flush, Flags::NONE, 0, Vec::new(), 0).0, 0);
+    drop(image);
+    let image = open(path, true).expect("an image");
+    assert_eq!(run(&image, Op::Read, Flags::NONE, 65536, vec![0; 1024], 1024), (0, vec![7; 1024]));
+    assert_eq!(write(&image, 0, 1, 512), -i64::from(libc::EIO), "it is read-only");
+    let (result, records) = run(&image, Op::Extents, Flags::NONE, 0, vec![1; 64], LEN);
+    let extents: Vec<_> = records.chunks(16).map_while(block::Extent::from_record).collect();
+    assert_eq!((result, extents[0].len, extents[0].zero), (0, Bytes(65536), true));
+    assert!(!extents[1].zero && extents[2].zero);
+    assert_eq!(extents.iter().map(|extent| extent.len.0).sum::<u64>(), LEN);
+}
+
+#[test]
+fn no_damage_makes_an_image_hang_or_panic() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("disk.qcow2");
+    create(&path);
+    {
+        let image = open(path.clone(), false).expect("an image");
+        assert_eq!(write(&image, 0, 7, 1 << 20), 0);
+        assert_eq!(run(&image, Op::Flush, Flags::NONE, 0, Vec::new(), 0).0, 0);
+    }
+    let sound = std::fs::read(&path).expect("an image");
+    let tables = sound.len().min(6 << 16);
+    let (mut opened, mut read) = (0, 0);
+    for seed in 0..300u64 {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut random = |limit: usize| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state as usize % limit
+        };
+        let mut bytes = sound.clone();
+        for _ in 0..1 + random(6) {
+            // Headers more often than tables, and beginnings of tables more often than their ends.
+            let at = match random(3) {
+                0 => random(112),
+                1 => random(tables / 65536) * 65536 + random(64),
+                _ => random(tables),
+            };
+            bytes[at] = [0, 0xff, 0x80, 1, random(256) as u8][random(5)];
+        }
+        let damaged = folder.path().join(format!("damaged-{seed}"));
+        std::fs::write(&damaged, &bytes).expect("a file");
+        for read_only in [true, false] {
+            let Ok(image) = open(damaged.clone(), read_only) else { continue };
+            opened += 1;
+            let size = image.size().0;
+            for at in [0, 65536, size / 2 / 512 * 512, size - 512] {
+                let len = 4096.min(size - at);
+                let (result, _) = run(&image, Op::Read, Flags::NONE, at, vec![0; len as usize], len);
+                read += usize::from(result == 0);
+                let _ = run(&image, Op::Extents, Flags::NONE, at, vec![0; 64], len);
+                if !read_only {
+                    let _ = write(&image, at, 1, 512);
+                    let _ = run(&image, Op::Discard, Flags::NONE, at, Vec::new(), len);
+                }
+            }
+            let _ = run(&image, Op::Flush, Flags::NONE, 0, Vec::new(), 0);
+        }
+        std::fs::remove_file(&damaged).expect("it was there");
+    }
+    assert!(opened > 100 && read > 100, "{opened} opened, {read} reads: nothing was tried");
+}

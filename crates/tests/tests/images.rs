@@ -1,0 +1,281 @@
+//! Images in qcow2 and vmdk: what QEMU made we read, what we wrote QEMU finds sound, and what nobody should trust is
+//! refused.
+
+use blockyard_tests::peer::Peer;
+use blockyard_tests::server::{Sandbox, Server, noise};
+use blockyard_tests::tools::{missing, run};
+use proto::nbd::CommandFlags;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+const MIB: u64 = 1 << 20;
+const LEN: usize = 8 << 20;
+
+fn qemu_img(sandbox: &Sandbox, words: &[&str]) -> String {
+    run(&mut sandbox.tool(&[&["qemu-img"], words].concat())).ok()
+}
+
+/// An image made by QEMU of content that repeats nowhere, with a hole in the middle.
+fn image(sandbox: &Sandbox, name: &str, options: &[&str]) -> (PathBuf, Vec<u8>) {
+    let raw = sandbox.noise("content.raw", LEN);
+    let mut content = std::fs::read(&raw).expect("noise");
+    content[2 << 20..4 << 20].fill(0);
+    std::fs::write(&raw, &content).expect("a file");
+    qemu_img(sandbox, &[&["convert", "-f", "raw", "content.raw"], options, &[name]].concat());
+    (sandbox.path(name), content)
+}
+
+fn serve(sandbox: &Sandbox, path: &Path, options: &str) -> (Server, Peer) {
+    let server = sandbox.serve(&format!("file:{}{options}", path.display()), &[]);
+    let peer = Peer::connect(&server.socket(), "disk");
+    (server, peer)
+}
+
+/// What QEMU reads out of an image.
+fn content(sandbox: &Sandbox, format: &str, name: &str) -> Vec<u8> {
+    qemu_img(sandbox, &["convert", "-f", format, "-O", "raw", name, "out.raw"]);
+    std::fs::read(sandbox.path("out.raw")).expect("a file")
+}
+
+#[test]
+fn qcow2_images_of_every_kind_are_read() {
+    if missing(&["qemu-img"]) {
+        return;
+    }
+    for options in [
+        &["-O", "qcow2"][..],
+        &["-O", "qcow2", "-c"],
+        &["-O", "qcow2", "-o", "compat=0.10"],
+        &["-O", "qcow2", "-o", "cluster_size=4K"],
+        &["-O", "qcow2", "-o", "cluster_size=2M,preallocation=metadata"],
+    ] {
+        let sandbox = Sandbox::default();
+        let (path, content) = image(&sandbox, "disk.qcow2", options);
+        let (_server, mut peer) = serve(&sandbox, &path, ",ro");
+        assert!(peer.read(0, LEN as u64).expect("a read") == content, "{options:?}");
+        assert!(peer.write(0, &[0; 512], CommandFlags::NONE).is_err());
+    }
+}
+
+#[test]
+fn what_was_written_qemu_reads_and_its_check_is_clean() {
+    if missing(&["qemu-img"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let (path, mut model) = image(&sandbox, "disk.qcow2", &["-O", "qcow2"]);
+    let (mut server, mut peer) = serve(&sandbox, &path, "");
+    for (number, (at, len)) in
+        [(0, 512), (2 << 20, 4096), (3 << 20, 1 << 20), (5 * 512, 700 * 512), (LEN - 1024, 1024)]
+            .into_iter()
+            .enumerate()
+    {
+        let data = noise(number as u64, len);
+        let flags = if number == 1 { CommandFlags::FUA } else { CommandFlags::NONE };
+        peer.write(at as u64, &data, flags).expect("a write");
+        model[at..at + len].copy_from_slice(&data);
+    }
+    peer.zero(6 * MIB, MIB + 512, CommandFlags::NONE).expect("zeroes");
+    model[6 << 20..(7 << 20) + 512].fill(0);
+    peer.trim(5 * MIB, MIB).expect("a discard");
+    model[5 << 20..6 << 20].fill(0);
+    assert!(peer.read(0, LEN as u64).expect("a read") == model);
+    peer.flush().expect("a flush");
+    peer.disconnect();
+    server.terminate();
+    qemu_img(&sandbox, &["check", "-f", "qcow2", "disk.qcow2"]);
+    assert!(content(&sandbox, "qcow2", "disk.qcow2") == model);
+}
+
+#[test]
+fn a_server_that_is_killed_leaves_what_was_flushed() {
+    if missing(&["qemu-img"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let (path, mut model) = image(&sandbox, "disk.qcow2", &["-O", "qcow2"]);
+    let (mut server, mut peer) = serve(&sandbox, &path, "");
+    let data = noise(1, 1 << 20);
+    peer.write(2 * MIB, &data, CommandFlags::NONE).expect("a write");
+    model[2 << 20..3 << 20].copy_from_slice(&data);
+    peer.flush().expect("a flush");
+    server.kill();
+    let (_server, mut peer) = serve(&sandbox, &path, ",ro");
+    assert!(peer.read(0, LEN as u64).expect("a read") == model);
+}
+
+#[test]
+fn a_backing_file_is_read_and_never_written() {
+    if missing(&["qemu-img"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let (base, mut model) = image(&sandbox, "base.qcow2", &["-O", "qcow2"]);
+    let before = std::fs::read(&base).expect("the base");
+    qemu_img(&sandbox, &["create", "-f", "qcow2", "-b", "base.qcow2", "-F", "qcow2", "mid.qcow2"]);
+    qemu_img(&sandbox, &["create", "-f", "qcow2", "-b", "mid.qcow2", "-F", "qcow2", "top.qcow2"]);
+    let top = sandbox.path("top.qcow2");
+    {
+        let (mut server, mut peer) = serve(&sandbox, &top, "");
+        assert!(peer.read(0, LEN as u64).expect("a read") == model);
+        peer.write(512, &[7; 512], CommandFlags::NONE).expect("a write");
+        model[512..1024].fill(7);
+        let shown = sandbox.run(&["show", "disk"]).ok();
+        assert!(shown.contains("base.qcow2") && shown.contains("mid.qcow2"), "{shown}");
+        peer.disconnect();
+        server.terminate();
+    }
+    assert!(content(&sandbox, "qcow2", "top.qcow2") == model);
+    assert!(std::fs::read(&base).expect("the base") == before);
+    std::fs::remove_file(sandbox.path("mid.qcow2")).expect("it was there");
+    let stack = format!("file:{}", top.display());
+    let said = sandbox.run(&["serve", &stack, "--nbd", "unix:s"]).failed_with(1);
+    assert!(said.contains("mid.qcow2") && said.contains("bring the files"), "{said}");
+}
+
+#[test]
+fn holes_of_an_image_are_told() {
+    if missing(&["qemu-img", "nbdinfo"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let (path, _) = image(&sandbox, "disk.qcow2", &["-O", "qcow2"]);
+    let (server, _peer) = serve(&sandbox, &path, "");
+    let map = run(&mut sandbox.tool(&["nbdinfo", "--map", server.uri()])).ok();
+    let rows: Vec<Vec<&str>> = map.lines().map(|line| line.split_whitespace().take(3).collect()).collect();
+    assert_eq!(rows, [["0", "2097152", "0"], ["2097152", "2097152", "3"], ["4194304", "4194304", "0"]]);
+}
+
+#[test]
+fn a_format_is_detected_and_can_be_pinned() {
+    if missing(&["qemu-img"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let (path, model) = image(&sandbox, "disk.qcow2", &["-O", "qcow2"]);
+    {
+        let (_server, mut peer) = serve(&sandbox, &path, "");
+        assert!(peer.read(0, MIB).expect("a read") == model[..1 << 20]);
+        let shown = sandbox.run(&["show", "disk"]).ok();
+        assert!(shown.contains("qcow2 (detected"), "{shown}");
+    }
+    {
+        let (_server, mut peer) = serve(&sandbox, &path, ",format=raw");
+        assert!(peer.read(0, 512).expect("a read").starts_with(b"QFI\xfb"));
+    }
+    {
+        let (_server, _peer) = serve(&sandbox, &path, ",format=qcow2");
+        assert!(sandbox.run(&["show", "disk"]).ok().contains("qcow2 (as given"));
+    }
+    let stack = |options: &str| format!("file:{}{options}", path.display());
+    let said = sandbox.run(&["serve", &stack(",offset=1M"), "--nbd", "unix:s"]).failed_with(1);
+    assert!(said.contains("qcow2 image, for which offset means nothing"), "{said}");
+    let said = sandbox.run(&["serve", &stack(",format=vmdk"), "--nbd", "unix:s"]).failed_with(1);
+    assert!(said.contains("as vmdk failed"), "{said}");
+    sandbox.run(&["serve", &stack(",format=vdi"), "--nbd", "unix:s"]).failed_with(2);
+}
+
+#[test]
+fn an_image_is_locked_against_other_writers() {
+    if missing(&["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let (path, _) = image(&sandbox, "disk.qcow2", &["-O", "qcow2"]);
+    let (_server, _peer) = serve(&sandbox, &path, "");
+    let stack = format!("file:{}", path.display());
+    let said = sandbox.run(&["serve", &stack, "--nbd", "unix:s"]).failed_with(1);
+    assert!(said.contains("in use"), "{said}");
+    let mut qemu_io = sandbox.tool(&["qemu-io", "-f", "qcow2", "-c", "write 0 512", "disk.qcow2"]);
+    let said = run(&mut qemu_io).failed();
+    assert!(said.contains("lock"), "{said}");
+}
+
+#[test]
+fn flat_vmdk_images_are_read_and_others_say_what_to_do() {
+    if missing(&["qemu-img"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let (path, model) = image(&sandbox, "disk.vmdk", &["-O", "vmdk", "-o", "subformat=monolithicFlat"]);
+    {
+        let (_server, mut peer) = serve(&sandbox, &path, "");
+        assert!(peer.read(0, LEN as u64).expect("a read") == model);
+        assert!(peer.write(0, &[0; 512], CommandFlags::NONE).is_err(), "it can only be read");
+    }
+    let (sparse, _) = image(&sandbox, "sparse.vmdk", &["-O", "vmdk"]);
+    let stack = format!("file:{}", sparse.display());
+    let said = sandbox.run(&["serve", &stack, "--nbd", "unix:s"]).failed_with(1);
+    assert!(said.contains("qemu-img"), "{said}");
+}
+
+#[test]
+fn an_image_names_no_file_that_it_should_not() {
+    if missing(&["qemu-img"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let serve = |name: &str| {
+        let stack = format!("file:{}", sandbox.path(name).display());
+        sandbox.run(&["serve", &stack, "--nbd", "unix:s"]).failed_with(1)
+    };
+    qemu_img(
+        &sandbox,
+        &["create", "-f", "qcow2", "-o", "data_file=data.raw,data_file_raw=on", "d.qcow2", "1M"],
+    );
+    assert!(serve("d.qcow2").contains("is not opened"));
+    qemu_img(&sandbox, &["create", "-u", "-f", "qcow2", "-b", "/dev/zero", "-F", "raw", "z.qcow2", "1M"]);
+    assert!(serve("z.qcow2").contains("not a regular file"));
+    for (name, under) in [("l.qcow2", "m.qcow2"), ("m.qcow2", "l.qcow2")] {
+        qemu_img(&sandbox, &["create", "-u", "-f", "qcow2", "-b", under, "-F", "qcow2", name, "1M"]);
+    }
+    assert!(serve("l.qcow2").contains("more than 16 files"));
+    let descriptor = "# Disk DescriptorFile\nversion=1\nCID=fffffffe\nparentCID=ffffffff\n\
+                      createType=\"monolithicFlat\"\nRW 2 FLAT \"/etc/hostname\" 0\n";
+    sandbox.text("v.vmdk", descriptor);
+    assert!(serve("v.vmdk").contains("does not lie beside it"));
+}
+
+#[test]
+fn a_copy_on_write_overlay_stands_over_an_image() {
+    if missing(&["qemu-img"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let (path, mut model) = image(&sandbox, "disk.qcow2", &["-O", "qcow2"]);
+    let before = std::fs::read(&path).expect("the image");
+    let layer = format!("cow,file={},create", sandbox.path("overlay.img").display());
+    let server = sandbox.serve(&format!("file:{}", path.display()), &["--layer", &layer]);
+    let mut peer = Peer::connect(&server.socket(), "disk");
+    peer.write(1024, &[3; 512], CommandFlags::NONE).expect("a write");
+    model[1024..1536].fill(3);
+    assert!(peer.read(0, LEN as u64).expect("a read") == model);
+    assert!(std::fs::read(&path).expect("the image") == before);
+}
+
+#[test]
+fn a_damaged_image_fails_requests_and_not_the_server() {
+    if missing(&["qemu-img"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let (path, _) = image(&sandbox, "disk.qcow2", &["-O", "qcow2"]);
+    // The first L2 table names clusters far past the end of the file, and ones that are not aligned.
+    let file = std::fs::File::options().read(true).write(true).open(&path).expect("the image");
+    let mut head = [0; 64];
+    file.read_exact_at(&mut head, 0).expect("a header");
+    let l1 = u64::from_be_bytes(head[40..48].try_into().expect("eight"));
+    let mut entry = [0; 8];
+    file.read_exact_at(&mut entry, l1).expect("an entry");
+    let l2 = u64::from_be_bytes(entry) & 0x00ff_ffff_ffff_fe00;
+    file.write_all_at(&[0x80, 0x70, 0, 0, 0, 0, 0, 0], l2).expect("damage");
+    file.write_all_at(&[0x80, 0, 0, 0, 0, 5, 2, 0], l2 + 8).expect("damage");
+    let (mut server, mut peer) = serve(&sandbox, &path, "");
+    let _ = peer.read(0, 65536);
+    assert!(peer.read(65536, 65536).is_err(), "a cluster that is not aligned");
+    let _ = peer.write(0, &[1; 512], CommandFlags::NONE);
+    drop(Peer::connect(&server.socket(), "disk"));
+    assert!(server.is_running(), "{}", server.log());
+    // What cannot be flushed may be said at the end; it is not what this is about.
+    server.kill();
+}
