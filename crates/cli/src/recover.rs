@@ -156,10 +156,9 @@ pub(crate) fn unserved(run: &RunDir, served: &[DeviceInfo]) -> Vec<DeviceInfo> {
 
 fn info_of(device: Foreign, record: Option<&Record>) -> DeviceInfo {
     let (name, stack) = match record {
-        Some(record) => (record.name.clone(), format!("({}: blockyard recover {0})", record.name)),
+        Some(Record { name, .. }) => (name.clone(), format!("({}: blockyard recover {name})", device.state)),
         None => (format!("ublkb{}", device.number), "(another server's)".to_owned()),
     };
-    let stack = if record.is_some() { stack.replacen(&name, &device.state, 1) } else { stack };
     let (queues, depth) = device.queues;
     let details = BTreeMap::from([
         ("state".to_owned(), device.state),
