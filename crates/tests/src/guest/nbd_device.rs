@@ -246,9 +246,6 @@ fn refusals() -> Done {
     let outcome = crate::tools::run(crate::tools::command(&words).env("BLOCKYARD_RUN", &run));
     let rights = outcome.failed();
     assert!(rights.contains("CAP_SYS_ADMIN"), "{rights}");
-    if tool(&["modprobe", "-r", "nbd"]).status.success() && !Path::new("/sys/block/nbd0").exists() {
-        let driver = refused(&["ram:1M", "--nbd-device"]);
-        assert!(driver.contains("modprobe nbd"), "{driver}");
-    }
+    // Without the driver the kernel loads it by itself when it can: what is said when it cannot, the model tells.
     Ok(())
 }
