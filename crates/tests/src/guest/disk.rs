@@ -8,6 +8,21 @@ use std::time::Duration;
 /// For whatever one tool does with one small device. Emulated processors are slow.
 const PATIENCE: Duration = Duration::from_secs(45);
 
+/// Where images lie: a file system that has a device under it, as people's do. What is in memory is served otherwise.
+pub const FOLDER: &str = "/var/disk";
+
+/// Mounts the folder for images, in the guest.
+///
+/// # Panics
+/// If that fails.
+pub fn prepare() {
+    std::fs::create_dir_all(FOLDER).expect("root may");
+    // Built in, it has its own size.
+    tool(&["modprobe", "brd", "rd_nr=1", "rd_size=819200"]).ok();
+    tool(&["mkfs.ext4", "-q", "-F", "-O", "^has_journal", "-E", "lazy_itable_init=0", "/dev/ram0"]).ok();
+    tool(&["mount", "-o", "discard", "/dev/ram0", FOLDER]).ok();
+}
+
 /// A block device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Disk {

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 const SKIPPED: u8 = 77;
 /// Before the reason, in the child's output.
 const REASON: &str = "skipped: ";
-/// When a test is given up. Emulated processors are slow; two minutes are a hang.
-const LIMIT: Duration = Duration::from_secs(60);
+/// When a test is given up. Emulated processors are slow; three quarters of a minute are a hang.
+const LIMIT: Duration = Duration::from_secs(45);
 /// The same for long runs.
 const LIMIT_SOAK: Duration = Duration::from_secs(3600);
 
@@ -87,6 +87,7 @@ fn one(test: &Test) -> ExitCode {
 }
 
 fn all(tests: &[&Test]) -> ExitCode {
+    super::disk::prepare();
     let started = Instant::now();
     let (mut failed, mut skipped) = (Vec::new(), Vec::new());
     for test in tests {
@@ -208,9 +209,9 @@ fn sweep() -> Vec<String> {
         }
     }
     let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
-    for point in
-        mounts.lines().filter(|line| line.starts_with("/dev/")).filter_map(|line| line.split(' ').nth(1))
-    {
+    let points =
+        mounts.lines().filter(|line| line.starts_with("/dev/")).filter_map(|line| line.split(' ').nth(1));
+    for point in points.filter(|point| *point != super::disk::FOLDER) {
         left.push(format!("mount {point}"));
         tool(&["umount", "-l", point]);
     }
@@ -220,10 +221,13 @@ fn sweep() -> Vec<String> {
             tool(&["nbd-client", "-d", &format!("/dev/{name}")]);
         } else if name.starts_with("loop") {
             tool(&["losetup", "-d", &format!("/dev/{name}")]);
+        } else if let Some(number) = name.strip_prefix("ublkc").and_then(|number| number.parse().ok()) {
+            super::ublk::remove(number);
         }
     }
-    if left.iter().any(|what| what.contains("ublk")) {
-        tool(&["timeout", "10", "blockyard", "del", "--all"]);
+    for file in std::fs::read_dir(super::disk::FOLDER).into_iter().flatten().flatten() {
+        // Folders of the file system's own stay.
+        let _ = std::fs::remove_file(file.path());
     }
     left
 }

@@ -102,7 +102,9 @@ impl Watcher {
         let fits = |sign: &&Sign| message.starts_with(sign.begins) && message.contains(sign.holds);
         let Some(Sign { name, .. }) = SIGNS.iter().find(fits) else { return };
         self.is_dead |= *name == "panic";
-        if self.expected != *name && !self.findings.iter().any(|finding| finding.line == message) {
+        if self.expected != *name
+            && !self.findings.iter().any(|finding| subject(&finding.line) == subject(message))
+        {
             self.findings.push(Finding { name, line: message.into() });
         }
     }
@@ -111,6 +113,11 @@ impl Watcher {
     pub fn tail(&self, count: usize) -> &[String] {
         &self.lines[self.lines.len().saturating_sub(count)..]
     }
+}
+
+/// What a message is about: a task that hangs is told of again and again, with another time.
+fn subject(message: &str) -> &str {
+    message.split(" blocked ").next().unwrap_or(message)
 }
 
 /// What stands behind the kernel's time stamp, `[   12.345678] ` or with the caller `[   12.345678][    T1] `; `None`
@@ -185,6 +192,14 @@ mod tests {
         );
         assert_eq!(watched(&text).findings.len(), 1);
         assert!(watched(&text).findings[0].line.contains("process 2"));
+    }
+
+    #[test]
+    fn a_task_that_hangs_on_is_one_finding() {
+        let line = |pid, seconds| {
+            format!("[  121.000000] INFO: task fio:{pid} blocked for more than {seconds} seconds.\n")
+        };
+        assert_eq!(names(&[line(1, 30), line(1, 60), line(2, 30)].concat()), ["hung task"; 2]);
     }
 
     #[test]

@@ -182,7 +182,7 @@ fn kill_without_recovery() -> Done {
         ublk.command(&["del", "disk"]).ok();
         ublk.await_gone();
         // What was acknowledged is in the file: page cache outlives a process.
-        ledger.check(&Disk { node: ublk.image() });
+        ledger.check(&Disk { node: super::image() });
     }
     Ok(())
 }
@@ -209,7 +209,7 @@ fn kill(recovery: Recovery, options: &str, times: u64) -> Done {
         assert_eq!(ledger.failed, 0, "requests that fail, where they should be issued again");
     }
     ledger.check(&ublk.disk);
-    ledger.check(&Disk { node: ublk.image() });
+    ledger.check(&Disk { node: super::image() });
     println!("{} writes acknowledged, {} failed, {times} kills", ledger.acknowledged, ledger.failed);
     ublk.delete();
     Ok(())
@@ -303,7 +303,7 @@ fn upgrade(options: &str) -> Done {
     for _ in 0..2 {
         writer.progress(40);
         let before = ublk.pid();
-        ublk.command(&["recover", "--replace", "disk"]).ok();
+        ublk.command(&["upgrade", "disk"]).ok();
         ublk.await_state(State::Live);
         assert_ne!(ublk.pid(), before, "the same server still");
         if before == ublk.server.pid() {
@@ -321,8 +321,7 @@ fn upgrade(options: &str) -> Done {
 fn supervised() -> Done {
     needs_recovery(Recovery::Reissue)?;
     let sandbox = crate::server::Sandbox::default();
-    let mut ublk =
-        Ublk::start_in(sandbox, 16 << 20, "file:{dir}/disk.img", "recovery=reissue", &["--supervise"])?;
+    let mut ublk = Ublk::start_in(sandbox, 16 << 20, "file:{image}", "recovery=reissue", &["--supervise"])?;
     let writer = Writer::start(&ublk.disk, 4);
     for _ in 0..3 {
         writer.progress(40);

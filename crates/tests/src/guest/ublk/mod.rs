@@ -8,11 +8,12 @@ mod death;
 mod life;
 mod zoned;
 
-use super::disk::{Disk, module};
+use super::disk::{Disk, FOLDER, module};
 use super::{Skip, Test};
 use crate::server::{Sandbox, Server};
 use crate::tools::{Outcome, until};
-use std::path::PathBuf;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use ublk::{DeviceInfo, Driver, Features, KernelControl, State};
@@ -28,13 +29,17 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// The driver.
 fn driver() -> Result<Driver, Skip> {
     module(&["ublk_drv"])?;
-    let refused = Sandbox::default().run(&["serve", "null:1M", "--ublk=no-such-option"]);
-    if refused.stderr.contains("is not in this build") {
-        return Err(Skip("this build has no ublk export".into()));
-    }
     match KernelControl::open() {
         Ok(control) => Ok(Driver::new(Arc::new(control))),
         Err(error) => Err(Skip(error.to_string())),
+    }
+}
+
+/// Removes a device that a test has left. As far as it goes: what is still there, the next test says.
+pub fn remove(number: u32) {
+    if let Ok(driver) = driver() {
+        let _ = driver.stop(number);
+        let _ = driver.delete(number);
     }
 }
 
@@ -63,7 +68,7 @@ struct Ublk {
 }
 
 impl Ublk {
-    /// Serves a stack with `--ublk=OPTIONS`; `{dir}` in it is the sandbox, where `disk.img` has `len` bytes.
+    /// Serves a stack with `--ublk=OPTIONS`; `{image}` in it is a file of `len` bytes.
     #[track_caller]
     fn start(len: u64, stack: &str, options: &str, more: &[&str]) -> Result<Ublk, Skip> {
         Ublk::start_in(Sandbox::default(), len, stack, options, more)
@@ -72,8 +77,8 @@ impl Ublk {
     #[track_caller]
     fn start_in(sandbox: Sandbox, len: u64, stack: &str, options: &str, more: &[&str]) -> Result<Ublk, Skip> {
         let driver = driver()?;
-        if !sandbox.path("disk.img").exists() {
-            sandbox.image("disk.img", len);
+        if len > 0 {
+            File::create(image()).and_then(|file| file.set_len(len)).expect("room for an image");
         }
         let server = serve(&sandbox, stack, options, more);
         let disk = Disk::at(server.uri());
@@ -83,7 +88,7 @@ impl Ublk {
     /// The same over a file of this length.
     #[track_caller]
     fn file(len: u64, options: &str) -> Result<Ublk, Skip> {
-        Ublk::start(len, "file:{dir}/disk.img", options, &[])
+        Ublk::start(len, "file:{image}", options, &[])
     }
 
     /// The N of `/dev/ublkbN`.
@@ -126,16 +131,17 @@ impl Ublk {
     fn command(&self, words: &[&str]) -> Outcome {
         self.sandbox.run(words)
     }
+}
 
-    fn image(&self) -> PathBuf {
-        self.sandbox.path("disk.img")
-    }
+/// The image of the test that runs.
+fn image() -> PathBuf {
+    Path::new(FOLDER).join("disk.img")
 }
 
 /// Starts a server and waits until its device is there.
 #[track_caller]
 fn serve(sandbox: &Sandbox, stack: &str, options: &str, more: &[&str]) -> Server {
-    let stack = stack.replace("{dir}", &sandbox.path("").to_string_lossy());
+    let stack = stack.replace("{image}", &image().to_string_lossy());
     let export = if options.is_empty() { "--ublk".to_owned() } else { format!("--ublk={options}") };
     let words = [&["serve", &stack, "--name", "disk", &export], more].concat();
     sandbox.start(&mut sandbox.blockyard(&words), 1)
