@@ -117,6 +117,8 @@ struct UblkExport {
     live: AtomicBool,
     /// It stays when this process ends.
     left: AtomicBool,
+    /// It was taken from whoever uses it.
+    forced: AtomicBool,
     record: Option<(RunDir, Record)>,
 }
 
@@ -164,7 +166,7 @@ pub fn clear(run: &RunDir, record: &Record, forced: bool) -> Result<(), UblkErro
             }
             Ok(_) => {
                 driver.stop(record.number)?;
-                driver.delete(record.number)?;
+                delete(&driver, record.number, forced)?;
             }
             // It is gone already.
             Err(_) => {}
@@ -172,6 +174,11 @@ pub fn clear(run: &RunDir, record: &Record, forced: bool) -> Result<(), UblkErro
     }
     record.remove(run);
     Ok(())
+}
+
+/// Removes a stopped device. By force it is not waited for: its number is free when whoever has it open closes it.
+fn delete(driver: &Driver, number: u32, forced: bool) -> Result<(), DriverError> {
+    if forced && driver.delete_later(number).is_ok() { Ok(()) } else { driver.delete(number) }
 }
 
 /// Whether the device of a record is there, for a server to take it over.
@@ -319,6 +326,7 @@ impl Host {
         plan: &Plan,
         keep: Option<(RunDir, Record)>,
     ) -> Arc<UblkExport> {
+        // Also of one that nobody can recover: whoever deletes what is left of it has to find it.
         let record = keep.map(|(run, mut record)| {
             (record.number, record.pid) = (info.dev_id, std::process::id());
             (run, record)
@@ -331,6 +339,7 @@ impl Host {
             queues: Mutex::default(),
             live: AtomicBool::new(false),
             left: AtomicBool::new(false),
+            forced: AtomicBool::new(false),
             record,
         });
         self.add_export(device, Arc::new(Shown(export.clone())));
@@ -496,13 +505,14 @@ impl UblkExport {
         }
         let export = self.clone();
         blocking(move || export.stop(forced)).await??;
+        self.forced.store(forced, Relaxed);
         self.live.store(false, Relaxed);
         Ok(())
     }
 
     /// Removes what is left of it. Nobody of this process has its character device open any more.
     fn delete(&self) -> Result<(), UblkError> {
-        self.driver.delete(self.info.dev_id)?;
+        delete(&self.driver, self.info.dev_id, self.forced.load(Relaxed))?;
         if let Some((run, record)) = &self.record {
             record.remove(run);
         }

@@ -198,15 +198,24 @@ fn processes() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
+/// Programs that tests start and nobody else does, with their names.
+fn ours() -> Vec<(u32, String)> {
+    let named = |pid: u32| {
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned();
+        (matches!(name.as_str(), "blockyard" | "fio" | "nbdkit" | "rublk") && crate::server::is_alive(pid))
+            .then_some((pid, name))
+    };
+    processes().filter_map(named).collect()
+}
+
 /// Removes what a test left, and names it.
 fn sweep() -> Vec<String> {
+    // Whoever was told to end may be about to.
+    let _ = until(Duration::from_secs(5), || ours().is_empty().then_some(()));
     let mut left = Vec::new();
-    for pid in processes() {
-        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        if matches!(name.trim(), "blockyard" | "fio" | "nbdkit" | "rublk") {
-            left.push(format!("process {pid} ({})", name.trim()));
-            crate::server::signal(pid, rustix::process::Signal::KILL);
-        }
+    for (pid, name) in ours() {
+        left.push(format!("process {pid} ({name})"));
+        crate::server::signal(pid, rustix::process::Signal::KILL);
     }
     let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
     let points =

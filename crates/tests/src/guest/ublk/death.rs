@@ -288,7 +288,10 @@ fn die_in_recovery() -> Done {
             "for p in /proc/[0-9]*; do grep -qx blockyard $p/comm && kill -9 ${p#/proc/}; done; true",
         ])
         .ok();
-        ublk.command(&["del", "disk"]).ok();
+        // One that got as far as to take it over, and could tell nobody, has taken it away again.
+        if ublk.driver.devices().contains(&ublk.number()) {
+            ublk.command(&["del", "disk"]).ok();
+        }
         ublk.await_gone();
     }
     Ok(())

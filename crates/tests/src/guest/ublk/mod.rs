@@ -61,10 +61,11 @@ fn needs(features: Features) -> Result<(), Skip> {
 
 /// A device with its server, in a sandbox.
 struct Ublk {
-    sandbox: Sandbox,
+    // The first to be dropped: a sandbox kills what still runs in it.
     server: Server,
     disk: Disk,
     driver: Driver,
+    sandbox: Sandbox,
 }
 
 impl Ublk {
@@ -82,7 +83,7 @@ impl Ublk {
         }
         let server = serve(&sandbox, stack, options, more);
         let disk = Disk::at(server.uri());
-        Ok(Ublk { sandbox, server, disk, driver })
+        Ok(Ublk { server, disk, driver, sandbox })
     }
 
     /// The same over a file of this length.
