@@ -58,8 +58,8 @@ fn null(mode: DataMode) -> Done {
 }
 
 fn verify(mode: DataMode) -> Done {
-    let ublk = Ublk::file(32 << 20, &with(mode)?)?;
-    ublk.disk.verify(&["--bsrange=4k-64k", "--size=16M"]);
+    let ublk = Ublk::file(12 << 20, &with(mode)?)?;
+    ublk.disk.verify(&["--bsrange=4k-64k", "--size=4M"]);
     // The file itself holds it, not only the device's answers.
     ublk.disk.load(&["--rw=write", "--bs=64k", "--end_fsync=1"]).ok();
     let through = tool(&["sha256sum", ublk.disk.path()]).ok();
