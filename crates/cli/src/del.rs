@@ -50,9 +50,11 @@ async fn delete(client: &ControlClient, name: &str, by_force: bool) -> Result<()
 /// Nobody serves it: take away what a server that died left of its loop or nbd device, if anything.
 fn clear_left_behind(run: &RunDir, name: &str, missing: Failure) -> Result<ExitCode, Failure> {
     let Ok(device) = name.parse::<DeviceName>() else { return Err(missing) };
+    let own = run.loop_file(name);
     let mut files = dead_files(name);
-    files.extend(Some(run.loop_file(name)).filter(|file| is_left_behind(file)));
-    files.dedup();
+    // One that lies in a run directory is for whoever has that one: a name is known there only.
+    files.retain(|file| file.file_name() != own.file_name());
+    files.extend(Some(own).filter(|file| is_left_behind(file)));
     if files.is_empty() {
         return match remove_orphan(name) {
             Ok(Some(_)) => Ok(ExitCode::SUCCESS),
