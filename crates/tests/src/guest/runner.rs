@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 const SKIPPED: u8 = 77;
 /// Before the reason, in the child's output.
 const REASON: &str = "skipped: ";
-/// When a test is given up. Emulated processors are slow; three quarters of a minute are a hang.
-const LIMIT: Duration = Duration::from_secs(45);
+/// When a test is given up. Emulated processors are slow; a minute and a half is a hang.
+const LIMIT: Duration = Duration::from_secs(90);
 /// The same for long runs.
 const LIMIT_SOAK: Duration = Duration::from_secs(3600);
 
