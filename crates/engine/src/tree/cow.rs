@@ -135,7 +135,7 @@ fn boot_id() -> [u8; 16] {
 /// The first header goes to the disk last, when all else is there.
 fn make_new(store: &Tree, origin: Identity, layout: Layout) -> io::Result<Opened> {
     let mut scratch = Scratch::new(store).map_err(io::Error::other)?;
-    let header = Header { sequence: 1, committing: false, origin, boot: boot_id(), layout };
+    let header = Header { sequence: 1, origin, boot: boot_id(), layout };
     scratch.flush()?;
     for at in [SECOND_AT, 0] {
         scratch.write(at, &header.encode())?;

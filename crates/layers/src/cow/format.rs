@@ -33,7 +33,6 @@ const MAGIC: &[u8; 8] = b"BLKYDCOW";
 const VERSION: u32 = 1;
 /// What the checksum covers; it follows.
 const CHECKED_LEN: usize = 124;
-const COMMITTING: u64 = 1;
 
 /// What an overlay is made over, so that it is not put over anything else: the size of the origin, and a hash
 /// of some of its content. See [`Identity::samples`].
@@ -76,8 +75,6 @@ impl Identity {
 pub struct Header {
     /// The copy with the higher number holds.
     pub sequence: u64,
-    /// A commit into the origin was begun and has not ended.
-    pub committing: bool,
     /// What it is made over.
     pub origin: Identity,
     /// Which start of the machine the tally belongs to: the kernel's boot id.
@@ -172,7 +169,6 @@ impl Header {
         put(8, &VERSION.to_le_bytes());
         put(12, &(CHECKED_LEN as u32 + 4).to_le_bytes());
         put(16, &self.sequence.to_le_bytes());
-        put(24, &(u64::from(self.committing) * COMMITTING).to_le_bytes());
         put(32, &self.origin.size.0.to_le_bytes());
         put(40, &self.origin.hash);
         put(56, &self.layout.size.0.to_le_bytes());
@@ -205,8 +201,7 @@ impl Header {
         let layout =
             Layout::new(Bytes(word(56)), Some(Bytes(half(64).into()))).map_err(HeaderError::Nonsense)?;
         let places = [word(72), word(80), word(88), word(96)];
-        if places != [TABLE_AT, layout.table_len(), layout.data_at().0, layout.tally_at().0]
-            || word(24) & !COMMITTING != 0
+        if places != [TABLE_AT, layout.table_len(), layout.data_at().0, layout.tally_at().0] || word(24) != 0
         {
             return Err(HeaderError::Nonsense("places and flags are not those of version 1"));
         }
@@ -214,7 +209,7 @@ impl Header {
         hash.copy_from_slice(&bytes[40..56]);
         boot.copy_from_slice(&bytes[104..120]);
         let origin = Identity { size: Bytes(word(32)), hash };
-        Ok(Header { sequence: word(16), committing: word(24) & COMMITTING != 0, origin, boot, layout })
+        Ok(Header { sequence: word(16), origin, boot, layout })
     }
 
     /// The header of a file that begins with `bytes`, both copies: the newer of those that are sound.
@@ -238,7 +233,7 @@ mod tests {
     fn header() -> Header {
         let layout = Layout::new(Bytes::gib(3), None).unwrap();
         let origin = Identity::new(Bytes::gib(2), [1, 2, 3].into_iter());
-        Header { sequence: 7, committing: false, origin, boot: [9; 16], layout }
+        Header { sequence: 7, origin, boot: [9; 16], layout }
     }
 
     #[test]
@@ -255,7 +250,7 @@ mod tests {
 
     #[test]
     fn a_sound_checksum_over_nonsense_is_refused() {
-        for (at, value) in [(8, 2u8), (24, 2), (64, 1), (73, 1), (90, 9), (63, 0xff)] {
+        for (at, value) in [(8, 2u8), (24, 1), (64, 1), (73, 1), (90, 9), (63, 0xff)] {
             let mut bytes = header().encode();
             bytes[at] = value;
             let crc = crc32fast::hash(&bytes[..CHECKED_LEN]);
