@@ -84,7 +84,8 @@ Files in the run directory:
 const STACKS: &str = "\
 Stacks:
   file:PATH[,direct=on|off|auto][,offset=SIZE][,sizelimit=SIZE][,block=512..65536][,ro][,share]
-           [,size=SIZE,create][,part=N|LABEL=NAME|PARTUUID=UUID][,autosize][,autoclear][,partscan]
+           [,size=SIZE,create][,format=raw|qcow2|vmdk][,part=N|LABEL=NAME|PARTUUID=UUID][,autosize]
+           [,autoclear][,partscan]
   ram:SIZE[,hugepages]
   null:[SIZE][,irqmode=none|softirq|timer][,completion=TIME][,memory_backed]
        [,zoned[,zone_size=SIZE][,zone_capacity=SIZE][,zone_nr_conv=N][,zone_max_open=N][,zone_max_active=N]
