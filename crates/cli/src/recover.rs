@@ -12,7 +12,7 @@ use clap::Parser;
 use engine::change::Change;
 use engine::control::{DeviceInfo, ExportInfo};
 use engine::rundir::RunDir;
-use engine::spec::DeviceName;
+use engine::spec::{DeviceName, Format, LayerSpec, StackSpec};
 use engine::topology::Topology;
 use engine::ublk::{self, Foreign, Record, RecordError, Words};
 use std::collections::BTreeMap;
@@ -66,6 +66,22 @@ fn load(run: &RunDir, what: &str, name: &str) -> Result<Record, Failure> {
 
 /// What made the device, as a topology of it alone.
 fn topology_of(record: &Record) -> Result<Topology, Failure> {
+    let mut topology = as_described(record)?;
+    // An image that is written to is not recovered, so this one was raw: whoever wrote the header of an image to the
+    // device meanwhile does not decide what it is now.
+    for device in &mut topology.devices {
+        let over_an_overlay = device.layers.iter().any(|layer| matches!(layer, LayerSpec::Cow(_)));
+        if let StackSpec::File(file) = &mut device.stack
+            && !file.ro
+            && !over_an_overlay
+        {
+            file.format.get_or_insert(Format::Raw);
+        }
+    }
+    Ok(topology)
+}
+
+fn as_described(record: &Record) -> Result<Topology, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new("recover", &record.name, why);
     let name: DeviceName = record.name.parse().map_err(|why| fail(&why))?;
     match &record.words {

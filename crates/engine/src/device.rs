@@ -152,7 +152,7 @@ impl Device {
 
     /// Whether what it holds is there after its process.
     pub fn survives(&self) -> bool {
-        self.stack().survives()
+        self.stack().survives() && self.form().tree.survives()
     }
 
     /// Its name.

@@ -149,6 +149,15 @@ impl Tree {
         }
     }
 
+    /// Whether all that was acknowledged is there after this process: of an image that is written, tables are in
+    /// memory until a flush.
+    pub(crate) fn survives(&self) -> bool {
+        match &self.element {
+            Element::Backend(source) => !matches!(&**source, Source::Image(image) if !image.spec().read_only),
+            Element::Layer(_, below) => below.iter().all(Tree::survives),
+        }
+    }
+
     /// Put what was written onto stable storage.
     ///
     /// # Errors

@@ -68,7 +68,9 @@ pub enum UblkError {
     #[error("whoever may administer devices makes ordinary ones (leave out unprivileged)")]
     Privileged,
     /// A device that nobody could recover.
-    #[error("what it holds dies with its process, so there is nothing to recover (leave out recovery=…)")]
+    #[error(
+        "what it holds, or what was not flushed of it, dies with its process, so it cannot be recovered (leave out recovery=…)"
+    )]
     Volatile,
     /// Unprivileged devices cannot be recovered.
     #[error("an unprivileged device cannot be recovered (leave out recovery=…)")]
