@@ -14,7 +14,7 @@ mod mount;
 mod mounts;
 mod sys;
 
-pub use mount::{Mount, MountError, MountOptions, is_dead, unmount};
+pub use mount::{Mount, MountError, MountOptions, is_covered, is_dead, unmount};
 pub use mounts::{FS_TYPE, Mounted, SOURCE_PREFIX, mounts, parse_mountinfo};
 pub use sys::{backing_close, backing_open, clone_descriptor};
 

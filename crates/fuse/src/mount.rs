@@ -118,6 +118,15 @@ pub fn unmount(path: &Path, lazily: bool, remove_file: bool) -> io::Result<()> {
     Ok(())
 }
 
+/// Whether what is mounted at `path`, on top, is something else than this device.
+pub fn is_covered(path: &Path, name: &str) -> bool {
+    // fusermount3 is given the name without these.
+    let shown = name.replace(['\\', ','], "_");
+    let all = mounts().unwrap_or_default();
+    let top = all.iter().rfind(|one| one.path == path);
+    top.is_some_and(|one| one.device_name().is_none_or(|device| device != name && device != shown))
+}
+
 /// Whether a mount of ours is at `path` that nobody answers for any more.
 pub fn is_dead(path: &Path) -> bool {
     // What the kernel remembers of the file outlives its server.

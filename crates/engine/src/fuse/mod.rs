@@ -67,6 +67,8 @@ pub enum FuseError {
 /// A device that is mounted as a file.
 pub(crate) struct FuseExport {
     mount: Mount,
+    /// The device's.
+    name: String,
     shared: Arc<Shared>,
     /// To speak to the kernel by; gone with the mount.
     device: Mutex<Option<OwnedFd>>,
@@ -98,7 +100,8 @@ impl FuseExport {
         let options = MountOptions { name: device.name().to_owned(), read_only: device.read_only() };
         let (mount, descriptor) = Mount::new(&spec.path, &options)?;
         let shared = Arc::new(Shared::new(facts(device, spec)));
-        let export = FuseExport { mount, shared, device: Mutex::new(Some(descriptor)) };
+        let name = options.name;
+        let export = FuseExport { mount, name, shared, device: Mutex::new(Some(descriptor)) };
         match export.serve(host, device, backing, below_a_disk) {
             Ok(()) => Ok(export),
             Err(why) => {
@@ -155,6 +158,16 @@ impl FuseExport {
     /// Take the mount away.
     pub(crate) fn unmount(&self, lazily: bool) -> Result<(), FuseError> {
         let path = self.mount.path();
+        if fuse::is_covered(path, &self.name) {
+            // Ours was taken away, or lies under another's, which is not ours to take away.
+            return match self.shared.channels() {
+                0 => Ok(()),
+                _ => {
+                    let source = io::Error::other("something else is mounted over it");
+                    Err(FuseError::Unmount { path: path.to_owned(), source })
+                }
+            };
+        }
         match fuse::unmount(path, lazily, self.mount.made_file()) {
             Ok(()) => {}
             // Somebody has done so already.

@@ -6,9 +6,10 @@
 use super::helper::{self, Task};
 use std::path::{Path, PathBuf};
 
-/// Whether a mount of ours is there, or a loop device bound to one.
+/// Whether a mount of ours is there. A loop device alone is none of ours: loop devices are the whole machine's, and in
+/// another mount namespace (a container) another server has a file of the same name.
 pub fn is_left_behind(file: &Path) -> bool {
-    is_mounted(file) || !loopdev::bound_to(file).is_empty()
+    is_mounted(file)
 }
 
 /// Files that a device of this name was shown as, by a server that died.
@@ -32,6 +33,9 @@ pub fn clear_stale(file: &Path) -> Vec<String> {
         return left;
     };
     let file = file.0.join(file.1);
+    if !is_mounted(&file) {
+        return left;
+    }
     for bound in loopdev::bound_to(&file) {
         let users = loopdev::users(bound.number);
         let task = Task::Detach { number: bound.number, file: file.clone(), force: true };
