@@ -425,7 +425,9 @@ impl Host {
         if device.is_suspended() {
             self.resume(&device);
         }
-        let exports = self.exports_of(&device);
+        let mut exports = self.exports_of(&device);
+        // A refusal is to leave the device as it was. NBD never refuses and cannot be taken back, so it goes last.
+        exports.sort_by_key(|export| export.info(&device).kind == "nbd");
         for export in &exports {
             let closed = if by_force { export.force(&device) } else { export.close(&device) };
             if let Err(refused) = closed.await {

@@ -30,7 +30,11 @@ pub async fn watch(host: Arc<Host>, yard: Arc<dyn Yard>) {
         |device: &Arc<Device>| file_spec(device).is_some_and(|spec| spec.autosize || spec.autoclear);
     // Devices that have had a client.
     let mut used = HashSet::new();
-    while host.devices().iter().any(watched) {
+    if !host.devices().iter().any(watched) {
+        return;
+    }
+    // Without an end of its own: a device is out of sight while it is asked to go, and back if it refuses.
+    loop {
         tokio::time::sleep(PERIOD).await;
         for device in host.devices() {
             let Some(spec) = file_spec(&device) else { continue };

@@ -84,7 +84,12 @@ pub(super) fn open(below: Tree, spec: &CowSpec) -> Result<Tree, DeviceError> {
     } else {
         open_old(&store, identity, spec)?
     };
-    check_blocks(&below, &store, opened.header.layout).map_err(unfit)?;
+    check_blocks(&below, &store, opened.header.layout).map_err(unfit).inspect_err(|_| {
+        if make {
+            // Nothing is left of it: it would be in the way of the next attempt, which gives other sizes.
+            drop(fs::remove_file(path));
+        }
+    })?;
     let Opened { header, table, tally } = opened;
     let index = Index::open(header.layout, header.origin.size, &table, tally.as_deref());
     let facts: Vec<Fact> = vec![("overlay", path.display().to_string())];
