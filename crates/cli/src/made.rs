@@ -29,8 +29,8 @@ impl Made {
     }
 
     /// By what another process wrote down before it died.
-    pub(crate) fn by_record(record: &Record) -> Made {
-        let Record { folder, words, supervised, number, .. } = record.clone();
+    pub(crate) fn by_record(record: &Record, supervised: bool) -> Made {
+        let Record { folder, words, number, .. } = record.clone();
         Made { folder, words, supervised, waits: Some(number) }
     }
 

@@ -44,7 +44,8 @@ pub(crate) fn recover(args: &RecoverArgs) -> Result<ExitCode, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new("recover", &args.name, why);
     std::env::set_current_dir(&record.folder).map_err(|why| fail(&why))?;
     let topology = topology_of(&record)?;
-    serving::start("recover", topology, args.run, false, Vec::new(), Made::by_record(&record))
+    let made = Made::by_record(&record, args.run.watched);
+    serving::start("recover", topology, args.run, false, Vec::new(), made)
 }
 
 /// The record of a device that waits for a server, or why there is none.
@@ -158,7 +159,11 @@ pub(crate) fn unserved(run: &RunDir, served: &[DeviceInfo]) -> Vec<DeviceInfo> {
         let served =
             ours.contains(&record.number) || Path::new(&format!("/proc/{}/exe", record.pid)).exists();
         let waits = served || ublk::waits(record);
-        if !waits {
+        // Nobody may begin to serve a device of that name meanwhile, nor have begun to since the record was read.
+        if !waits
+            && let Some(Ok(_claim)) = record.name.parse().ok().map(|name: DeviceName| run.claim(&name))
+            && Record::load(run, &record.name).is_ok_and(|now| now == *record)
+        {
             let _ = ublk::clear(run, record, false);
         }
         waits

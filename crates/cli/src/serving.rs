@@ -104,11 +104,11 @@ pub(crate) fn start(
     run.create().map_err(|why| Failure::new(what, "", why))?;
     crate::log::start(args.verbose);
     attach::raise_file_limit();
-    if topology
-        .exports
-        .iter()
-        .any(|export| matches!(export.kind, ExportKind::Ublk(_) | ExportKind::Default(_)))
-    {
+    let is_for_kernel = |export: &ExportSpec| match export.kind {
+        ExportKind::Ublk(_) | ExportKind::NbdDevice(_) | ExportKind::Loop(_) | ExportKind::Default(_) => true,
+        ExportKind::Nbd { .. } | ExportKind::Fuse(_) => false,
+    };
+    if topology.exports.iter().any(is_for_kernel) {
         attach::serve_the_kernel();
     }
     let serving = Serving { what, run, args, may_rename, inherited, served_on: Vec::new(), made };
@@ -349,8 +349,13 @@ impl Serving {
     fn tell_ready(&self, ready: &str, topology: &Topology) -> Result<(), Failure> {
         let mut stdout = io::stdout().lock();
         let told = stdout.write_all(ready.as_bytes()).and_then(|()| stdout.flush());
-        told.map_err(|why| self.failure("stdout", why))?;
         drop(stdout);
+        // A device that waited is served although whoever asked for that is gone: others wait for it, too.
+        if let Err(why) = told
+            && !self.made.takes_over()
+        {
+            return Err(self.failure("stdout", why));
+        }
         attach::notify("READY=1\n");
         if self.args.detached
             && let Some(first) = topology.devices.first()

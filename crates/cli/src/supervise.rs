@@ -23,7 +23,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// So many deaths within [`WINDOW`], and it is given up.
 const DEATHS_MAX: usize = 20;
-const WINDOW: Duration = Duration::from_secs(60);
+const WINDOW: Duration = Duration::from_secs(300);
 
 /// What this process does: it watches over another one.
 pub(crate) fn supervise(what: &'static str, detached: bool) -> Result<ExitCode, Failure> {
@@ -80,6 +80,10 @@ async fn watch(what: &str, run: &RunDir, mut child: Child, detached: bool) -> Re
         let (false, Some(name)) = (ending || ended_by_itself(status, deaths.is_empty()), &name) else {
             return Ok(ExitCode::from(status.code().map_or(1, |code| code as u8)));
         };
+        if Record::load(run, name).is_err() {
+            say(run, name, &format!("its server ended ({status}), and there is nothing left to bring back"));
+            return Ok(ExitCode::FAILURE);
+        }
         deaths.push(Instant::now());
         deaths.retain(|death| death.elapsed() < WINDOW);
         if deaths.len() > DEATHS_MAX {
@@ -125,5 +129,11 @@ mod tests {
     fn the_first_attempt_is_at_once_and_later_ones_less_often() {
         let pauses: Vec<u128> = [1, 2, 3, 4, 20].map(|deaths| pause(deaths).as_millis()).to_vec();
         assert_eq!(pauses, [0, 50, 100, 200, 5000]);
+    }
+
+    #[test]
+    fn one_that_never_lives_is_given_up() {
+        let waited: Duration = (1..=DEATHS_MAX).map(pause).sum();
+        assert!(waited < WINDOW / 2, "{waited:?}");
     }
 }

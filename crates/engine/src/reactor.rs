@@ -64,8 +64,8 @@ enum Mail {
     Step(Arc<Device>, Step),
     /// Let the nodes of a queue look at what was brought to them.
     Nudge(QueueId),
-    /// Answer: a turn has begun.
-    Turned(oneshot::Sender<()>),
+    /// Answer: a turn has begun, and whether no request is on its way between a queue and the ublk driver.
+    Turned(oneshot::Sender<bool>),
     Stop,
 }
 
@@ -115,8 +115,8 @@ impl Reactor {
     }
 
     /// Ends when the thread has handed all that was asked of its ring before to the kernel, or at the latest with
-    /// the next of these.
-    pub(crate) fn turned(&self) -> oneshot::Receiver<()> {
+    /// the next of these. Whether no request is on its way between a queue and the ublk driver.
+    pub(crate) fn turned(&self) -> oneshot::Receiver<bool> {
         let (done, is_done) = oneshot::channel();
         self.post(Mail::Turned(done));
         is_done
@@ -237,7 +237,8 @@ impl State {
             let more = self.queues.any_touched() || self.fronts.is_dirty();
             if let Err(error) = self.ring.turn(if more { Wait::No } else { Wait::UntilEvent }) {
                 tracing::error!(reactor = self.number, %error, "the ring failed");
-                return;
+                // What it served would wait for ever. Who is dead is noticed, and brought back.
+                std::process::abort();
             }
             self.ring.look_at_clock();
             let mut has_mail = false;
@@ -315,7 +316,7 @@ impl State {
                 }
             }
             Mail::Nudge(queue) => self.queues.nudge(queue),
-            Mail::Turned(done) => drop(done.send(())),
+            Mail::Turned(done) => drop(done.send(self.fronts.ublk.is_idle())),
             Mail::Stop => self.stopping = true,
         }
     }

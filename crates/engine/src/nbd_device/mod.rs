@@ -419,33 +419,45 @@ impl Attached {
         .await
     }
 
+    /// Whether the device is to be detached; then what was written through the page cache has got here, however long
+    /// that took.
+    fn is_to_go(&self, leave: bool) -> Result<bool, NbdDeviceError> {
+        if !self.is_ours() {
+            return Ok(false);
+        }
+        if self.driver.is_mounted(self.number) || self.is_claimed() {
+            return if leave { Ok(false) } else { Err(NbdDeviceError::Held(self.number)) };
+        }
+        // It is lost with the device, unless it gets here first.
+        if self.alive.load(Relaxed) > 0
+            && let Err(error) = self.driver.sync(self.number)
+        {
+            tracing::warn!(path = self.path(), %error, "not synced before it is detached");
+        }
+        Ok(true)
+    }
+
+    async fn disconnect(self: &Arc<Self>) -> Result<(), NbdDeviceError> {
+        let this = self.clone();
+        let work = blocking(move || {
+            let done = this.driver.disconnect(this.number);
+            done.map_err(|errno| refused("detach", Some(this.number), errno))
+        });
+        let done = tokio::time::timeout(DISCONNECT_MAX, work).await;
+        done.unwrap_or_else(|_| Err(refused("detach", Some(self.number), Errno::TIMEDOUT)))
+    }
+
     /// Take the kernel's device away, if it is still ours. `leave`: one that is mounted is left to the next
     /// server rather than to be a refusal.
     async fn detach(self: &Arc<Self>, leave: bool) -> Result<(), NbdDeviceError> {
         self.closing.store(true, Relaxed);
         let _changing = self.changing.lock().await;
         let this = self.clone();
-        let work = blocking(move || {
-            if !this.is_ours() {
-                return Ok(());
-            }
-            match this.driver.is_mounted(this.number) || this.is_claimed() {
-                true if leave => Ok(()),
-                true => Err(NbdDeviceError::Held(this.number)),
-                false => {
-                    // What was written through the page cache is lost with the device, unless it gets here first.
-                    if this.alive.load(Relaxed) > 0
-                        && let Err(error) = this.driver.sync(this.number)
-                    {
-                        tracing::warn!(path = this.path(), %error, "not synced before it is detached");
-                    }
-                    let done = this.driver.disconnect(this.number);
-                    done.map_err(|errno| refused("detach", Some(this.number), errno))
-                }
-            }
-        });
-        let done = tokio::time::timeout(DISCONNECT_MAX, work).await;
-        let done = done.unwrap_or_else(|_| Err(refused("detach", Some(self.number), Errno::TIMEDOUT)));
+        let done = match blocking(move || this.is_to_go(leave)).await {
+            Ok(true) => self.disconnect().await,
+            Ok(false) => Ok(()),
+            Err(refused) => Err(refused),
+        };
         if done.is_err() {
             self.closing.store(false, Relaxed);
         }

@@ -163,6 +163,8 @@ pub fn clear(run: &RunDir, record: &Record, forced: bool) -> Result<(), UblkErro
     if record.is_of_this_boot() {
         let driver = driver()?;
         match driver.info(record.number) {
+            // The number was given anew: that device is somebody else's.
+            Ok(info) if has_other_server(&info, record) => {}
             Ok(_) if !forced && listing::is_claimed(record.number) => {
                 return Err(UblkError::InUse(block_path(record.number)));
             }
@@ -171,7 +173,8 @@ pub fn clear(run: &RunDir, record: &Record, forced: bool) -> Result<(), UblkErro
                 delete(&driver, record.number, forced)?;
             }
             // It is gone already.
-            Err(_) => {}
+            Err(gone) if gone.errno() == Some(libc::ENODEV) => {}
+            Err(why) => return Err(why.into()),
         }
     }
     record.remove(run);
@@ -187,8 +190,17 @@ fn delete(driver: &Driver, number: u32, forced: bool) -> Result<(), DriverError>
 pub fn waits(record: &Record) -> bool {
     record.is_of_this_boot()
         && driver().is_ok_and(|driver| {
-            driver.info(record.number).is_ok_and(|info| Recovery::of(info.features()) != Recovery::None)
+            driver.info(record.number).is_ok_and(|info| {
+                Recovery::of(info.features()) != Recovery::None && !has_other_server(&info, record)
+            })
         })
+}
+
+/// Whether a process that the record does not know serves the device of that number.
+fn has_other_server(info: &DeviceInfo, record: &Record) -> bool {
+    info.state() == Some(State::Live)
+        && u32::try_from(info.ublksrv_pid) != Ok(record.pid)
+        && is_alive(info.ublksrv_pid)
 }
 
 /// The kernel's driver.
@@ -236,12 +248,17 @@ impl Host {
         if self.engine().name != "io_uring" {
             return Err(UblkError::NoUring(self.engine().name));
         }
-        let (device, spec, threads) = (device.clone(), UblkSpec::default(), self.reactors().len() as u16);
+        let (device, spec, threads) = (device.clone(), UblkSpec::default(), self.threads_of(device));
         blocking(move || {
             let offered = driver()?.features()?;
             Plan::new(&spec, &device.profile(), device.survives(), device.depth(), threads, offered).map(drop)
         })
         .await?
+    }
+
+    /// The I/O threads that may serve a device: one where its stack takes one queue.
+    fn threads_of(&self, device: &Device) -> u16 {
+        if device.is_single() { 1 } else { self.reactors().len() as u16 }
     }
 
     async fn make(
@@ -253,7 +270,7 @@ impl Host {
     ) -> Result<Arc<UblkExport>, UblkError> {
         let plan = {
             let (driver, device, spec) = (driver.clone(), device.clone(), spec.clone());
-            let queues = self.reactors().len() as u16;
+            let queues = self.threads_of(&device);
             blocking(move || {
                 let offered = driver.features()?;
                 Plan::new(&spec, &device.profile(), device.survives(), device.depth(), queues, offered)
@@ -308,8 +325,12 @@ impl Host {
         let grown = plan.params.basic.dev_sectors;
         blocking(move || {
             driver.end_recovery(number, std::process::id())?;
-            if grown > waits && info.features().has(Features::UPDATE_SIZE) {
-                driver.update_size(number, grown)?;
+            // It is live by now: a size that the kernel does not take is no reason to let go of it again.
+            if grown > waits
+                && info.features().has(Features::UPDATE_SIZE)
+                && let Err(error) = driver.update_size(number, grown)
+            {
+                tracing::warn!(number, %error, "it keeps the size that it had");
             }
             Ok::<_, DriverError>(())
         })
@@ -362,8 +383,12 @@ impl Host {
             Arc::new(opened.map_err(|why| UblkError::Open(number, why))?)
         };
         let per_io = export.info.features().has(Features::PER_IO_DAEMON) && export.spreads();
-        let places =
-            plan::places(export.info.nr_hw_queues, export.info.queue_depth, self.reactors().len(), per_io);
+        let places = plan::places(
+            export.info.nr_hw_queues,
+            export.info.queue_depth,
+            self.threads_of(device).into(),
+            per_io,
+        );
         let mut told = Vec::new();
         for place in places {
             let descriptors = Descriptors::map(opened.as_fd(), place.queue, export.info.queue_depth)
@@ -412,19 +437,46 @@ impl Host {
         if !exports.iter().any(|export| export.info(&device).kind == "ublk") {
             return Err(UblkError::CannotLeave("it is not shown by ublk").into());
         }
+        let infos: Vec<ExportInfo> = exports.iter().map(|export| export.info(&device)).collect();
+        if infos.iter().any(|info| matches!(info.kind.as_str(), "fuse" | "loop")) {
+            return Err(UblkError::CannotLeave("it is shown as a file, too, which goes with it").into());
+        }
         for export in exports {
             export.leave().await?;
         }
-        // What is done is told to the driver in the turn in which it is done, or at the beginning of the next.
-        while device.lanes().iter().any(|lane| lane.stats.snapshot(ring::clock()).in_flight > 0) {
+        if device.is_suspended() {
+            // What is held back has to end.
+            self.resume(&device);
+        }
+        let reissue = Recovery::Reissue.to_string();
+        let again = infos.iter().any(|info| info.details.get("recovery") == Some(&reissue));
+        let started = Instant::now();
+        while !self.is_idle().await {
+            // Whoever goes on asking, as on kernels that cannot quiesce, is answered by the next server.
+            if again && started.elapsed() > QUIESCING {
+                break;
+            }
             tokio::time::sleep(PAUSE).await;
         }
+        // What is done is told to the driver in the turn in which it is done, or at the beginning of the next.
         for _ in 0..2 {
             for reactor in self.reactors() {
                 let _ = reactor.turned().await;
             }
         }
         Ok(())
+    }
+}
+
+impl Host {
+    /// Whether no request is on its way between a ublk driver and its end. Clients on sockets are not waited for: they
+    /// ask the next server again.
+    async fn is_idle(&self) -> bool {
+        let mut idle = true;
+        for reactor in self.reactors() {
+            idle &= reactor.turned().await.unwrap_or(true);
+        }
+        idle
     }
 }
 
@@ -562,6 +614,11 @@ impl Export for Shown {
             tls: "off".to_owned(),
             details: self.0.details(device),
         }
+    }
+
+    /// Asked a few times a second, so without a question to the driver.
+    fn is_used(&self, _: &Device) -> bool {
+        users_of(self.0.info.dev_id) > 0
     }
 
     fn close<'a>(&'a self, _: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>> {

@@ -135,6 +135,11 @@ impl Lane {
         self.live
     }
 
+    /// No tag has a request.
+    pub(super) fn is_idle(&self) -> bool {
+        self.slots.iter().all(|slot| matches!(slot.stage, Stage::Out | Stage::Fetched))
+    }
+
     /// Give back what it had of the ring, but for the file, which is returned.
     pub(super) fn close<D: Driver>(self, ring: &mut D) -> FileId {
         debug_assert!(self.live == 0, "{:?} is closed while {} tags are out", self.config.queue, self.live);

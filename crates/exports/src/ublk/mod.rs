@@ -145,6 +145,11 @@ impl Front {
         !self.waiting.is_empty()
     }
 
+    /// Whether every tag is the driver's, or nobody's: no request has come that the driver was not told the end of.
+    pub fn is_idle(&self) -> bool {
+        self.lanes.iter().flatten().all(Lane::is_idle)
+    }
+
     /// Whether the driver has not taken back all tags of the device behind this queue.
     pub fn has_tags(&self, queue: QueueId) -> bool {
         let lane = self.lanes.get(usize::from(queue.0)).and_then(Option::as_ref);

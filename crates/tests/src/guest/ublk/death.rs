@@ -9,7 +9,7 @@ use crate::server::{is_alive, signal};
 use crate::tools::until;
 use exports::ublk::DataMode;
 use rustix::process::Signal;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use ublk::{Features, State};
 
 pub(super) const TESTS: &[Test] = &[
@@ -193,8 +193,9 @@ fn kill(recovery: Recovery, options: &str, times: u64) -> Done {
     needs(features_for(options))?;
     let mut ublk = Ublk::file(16 << 20, &format!("recovery={},{options}", recovery.word()))?;
     let writer = Writer::start(&ublk.disk, 4);
-    let mut moments =
-        crate::server::noise(Instant::now().elapsed().as_nanos() as u64 + 77, times as usize).into_iter();
+    let seed = std::time::UNIX_EPOCH.elapsed().map_or(77, |since| since.as_nanos() as u64);
+    println!("moments by seed {seed}");
+    let mut moments = crate::server::noise(seed, times as usize).into_iter();
     for _ in 0..times {
         writer.progress(40);
         std::thread::sleep(Duration::from_micros(u64::from(moments.next().unwrap_or_default()) * 200));
@@ -288,7 +289,7 @@ fn die_in_recovery() -> Done {
             "for p in /proc/[0-9]*; do grep -qx blockyard $p/comm && kill -9 ${p#/proc/}; done; true",
         ])
         .ok();
-        // One that got as far as to take it over, and could tell nobody, has taken it away again.
+        // It waits, whether or not one got as far as to take it over.
         if ublk.driver.devices().contains(&ublk.number()) {
             ublk.command(&["del", "disk"]).ok();
         }
