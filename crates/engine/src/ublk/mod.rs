@@ -314,7 +314,7 @@ impl Host {
         }
         {
             let driver = driver.clone();
-            blocking(move || driver.start_recovery(number)).await??;
+            blocking(move || begin_recovery(&driver, number, &info)).await??;
         }
         let export = self.begin(device, driver, info, &plan, keep);
         // Whatever goes wrong from here on, the device stays and waits for the next attempt.
@@ -480,6 +480,16 @@ impl Host {
     }
 }
 
+/// Have the driver expect the next server. One that was told before, and whose next server never came, answers anew
+/// since Linux 6.15, and `EINVAL` until then: what it is told for stands already.
+fn begin_recovery(driver: &Driver, number: u32, info: &DeviceInfo) -> Result<(), DriverError> {
+    let recovers = Recovery::of(info.features()) != Recovery::None;
+    match driver.start_recovery(number) {
+        Err(error) if recovers && error.errno() == Some(libc::EINVAL) => Ok(()),
+        done => done,
+    }
+}
+
 /// A device whose server died, once that was cleared away.
 fn wait_for_server_to_be_gone(
     driver: &Driver,
@@ -490,7 +500,7 @@ fn wait_for_server_to_be_gone(
     loop {
         let info = driver.info(number)?;
         let waits = matches!(info.state(), Some(State::Quiesced | State::FailIo));
-        if waits && driver.start_recovery(number).is_ok() {
+        if waits && begin_recovery(driver, number, &info).is_ok() {
             return Ok((info, driver.params(number)?, offered));
         }
         let lives = info.state() == Some(State::Live) && is_alive(info.ublksrv_pid);
