@@ -383,12 +383,7 @@ impl Host {
     /// Hand a new client of a device to the reactor whose turn it is.
     pub(crate) fn attach(&self, device: Arc<Device>, attach: Attach) {
         let number = self.next_reactor.fetch_add(1, Relaxed) % self.reactors.len();
-        self.attach_on(number, device, attach);
-    }
-
-    /// Hand something of a device to one reactor.
-    pub(crate) fn attach_on(&self, reactor: usize, device: Arc<Device>, attach: Attach) {
-        self.attach_to(reactor, device, attach);
+        self.attach_to(number, device, attach);
     }
 
     /// The process is about to end: what cannot be taken away is left to the next.

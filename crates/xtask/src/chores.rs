@@ -150,8 +150,9 @@ pub fn check(root: &Path) -> bool {
     chore.end(done)
 }
 
-/// Everything that CI runs; `full` adds the guest's tests on an older kernel. The tests drive the release binary, named to them by `BLOCKYARD_BIN`; they themselves are
-/// built without optimisation, so that overflow checks and debug assertions are on.
+/// Everything that CI runs; `full` adds the guest's tests on an older kernel. The tests drive the release binary, named to
+/// them by `BLOCKYARD_BIN`; they themselves are built without optimisation, so that overflow checks and debug assertions
+/// are on.
 pub fn test(root: &Path, full: bool) -> bool {
     let mut chore = Chore::begin(root);
     let release =
