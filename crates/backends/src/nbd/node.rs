@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// How long the first connection of a queue is waited for at least, however little patience there is with later ones.
 const FIRST_NS: u64 = 10_000_000_000;
-/// How often it is looked whether something takes too long, as a part of the shortest time that is too long.
+/// How often it is looked whether something takes too long, as a part of the time that is too long.
 const LOOKS: u64 = 8;
 const LOOK_NS_MIN: u64 = 1_000_000;
 const LOOK_NS_MAX: u64 = 250_000_000;
@@ -64,7 +64,6 @@ pub struct NbdNode<S> {
     /// The alarm was called off, and has yet to come.
     alarm_cancelled: bool,
     serial: u64,
-    look_ns: u64,
     /// It was asked to let go of everything, and nothing has arrived since.
     closing: bool,
     /// The server takes one connection, and it may be ours.
@@ -81,10 +80,6 @@ impl<S> NbdNode<S> {
     ) -> NbdNode<S> {
         let line = Arc::new(Line::new(nudge.clone()));
         let brought = first.is_some_and(|first| line.bring(first).is_ok());
-        let patience = shared.patience;
-        let shortest =
-            patience.timeout.into_iter().chain([patience.reconnect]).filter(|time| !time.is_zero()).min();
-        let look_ns = shortest.map_or(LOOK_NS_MAX, |time| time.as_nanos() as u64 / LOOKS);
         NbdNode {
             shared,
             line,
@@ -101,7 +96,6 @@ impl<S> NbdNode<S> {
             has_alarm: false,
             alarm_cancelled: false,
             serial: 0,
-            look_ns: look_ns.clamp(LOOK_NS_MIN, LOOK_NS_MAX),
             closing: false,
             claimed: true,
         }
@@ -122,6 +116,14 @@ impl<S> NbdNode<S> {
     fn reconnect_ns(&self) -> u64 {
         let reconnect = self.shared.patience.reconnect.as_nanos() as u64;
         if self.was_up { reconnect } else { reconnect.max(FIRST_NS) }
+    }
+
+    /// When to look next whether something takes too long: an answer, or a connection.
+    fn look_ns(&self) -> u64 {
+        let patience = &self.shared.patience;
+        let too_long = if let Link::Down = self.link { Some(patience.reconnect) } else { patience.timeout };
+        let look_ns = too_long.map_or(LOOK_NS_MAX, |time| time.as_nanos() as u64 / LOOKS);
+        look_ns.clamp(LOOK_NS_MIN, LOOK_NS_MAX)
     }
 
     /// Whether there has been no connection for longer than requests wait for one.
@@ -232,6 +234,8 @@ impl<S: Send + 'static> NbdNode<S> {
     /// The ring has let go of the connection: what it had not answered is sent again on the next.
     fn closed<R: Sockets<Stream = S>>(&mut self, cx: &mut Cx<'_, R>) {
         self.link = Link::Down;
+        // It was set for an answer; a connection may be missed sooner.
+        self.cancel_alarm(cx);
         let mut replayed = 0;
         for index in 0..self.flights.len() {
             let Some(flight) = self.flights[index].as_mut() else { continue };
@@ -312,6 +316,12 @@ impl<S: Send + 'static> NbdNode<S> {
             cx.alarm(cx.now().after(after_ns));
         }
     }
+
+    fn cancel_alarm<R: Sockets<Stream = S>>(&mut self, cx: &mut Cx<'_, R>) {
+        if self.has_alarm && !std::mem::replace(&mut self.alarm_cancelled, true) {
+            cx.cancel_alarm();
+        }
+    }
 }
 
 impl<S: Send + 'static, R: Sockets<Stream = S>> Node<R> for NbdNode<S> {
@@ -351,7 +361,7 @@ impl<S: Send + 'static, R: Sockets<Stream = S>> Node<R> for NbdNode<S> {
         self.send(cx);
         let watched = self.shared.patience.timeout.is_some() || !matches!(self.link, Link::Up(_));
         if self.in_flight > 0 && watched && !self.has_alarm {
-            self.set_alarm(self.look_ns, cx);
+            self.set_alarm(self.look_ns(), cx);
         }
     }
 
@@ -394,9 +404,7 @@ impl<S: Send + 'static, R: Sockets<Stream = S>> Node<R> for NbdNode<S> {
             }
             return false;
         }
-        if self.has_alarm && !std::mem::replace(&mut self.alarm_cancelled, true) {
-            cx.cancel_alarm();
-        }
+        self.cancel_alarm(cx);
         let closed = matches!(self.link, Link::Down) && !self.has_alarm;
         if closed && std::mem::take(&mut self.claimed) {
             self.shared.leave();

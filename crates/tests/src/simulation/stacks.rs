@@ -226,7 +226,8 @@ impl Setup {
         }
         match rng.below(if self.sockets { 6 } else { 4 }) {
             4..=5 => {
-                let hasty = rng.chance(300);
+                // Each failure of such a one takes as long as its server may be silent: no node tries 200 times above it.
+                let hasty = rng.chance(300) && !std::mem::replace(&mut self.patient, true);
                 self.can_fail |= hasty;
                 self.remotes.push(Remote::random(rng, len, hasty));
                 Part::Remote { number: self.remotes.len() - 1 }

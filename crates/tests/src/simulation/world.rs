@@ -4,12 +4,15 @@ use super::load::{self, Flying};
 use super::stacks::Setup;
 use super::{Outcome, Scenario};
 use block::{Bytes, Flags, Op, Request, Sectors, Status, Tag};
-use queue::{Done, Owner, Queue, QueueConfig, QueueId, Queues, Ring as _};
+use queue::{Done, Nanos, Owner, Queue, QueueConfig, QueueId, Queues, Ring as _};
 use sim::{Faults, Model, Rng, SECTOR_LEN, SimRing, Tracer, fill_sector};
 
 /// Turns that one run may take without a request ending, before it counts as stuck. A jammed stack of
 /// full rings needs a few dozen; one that tries 200 times, piece by piece, some ten thousand.
 const PATIENCE: u32 = 100_000;
+/// So long may one take while alarms still ring: a server that falls silent is waited for, ten seconds at most each time,
+/// and the node that waits looks at the clock every few milliseconds.
+const PATIENCE_NS: u64 = 1_000_000_000_000;
 /// Requests of one run, unless the scenario says otherwise.
 const REQUESTS: u64 = 300;
 
@@ -19,6 +22,20 @@ struct Counted {
     ended: u64,
     bytes_ok: u64,
     bytes: u64,
+}
+
+/// How long nothing has ended.
+struct Idle {
+    turns: u32,
+    /// Of these, how many found that nothing would ever come of waiting.
+    still: u32,
+    since: Nanos,
+}
+
+impl Idle {
+    fn since(since: Nanos) -> Idle {
+        Idle { turns: 0, still: 0, since }
+    }
 }
 
 pub(super) struct World {
@@ -124,7 +141,7 @@ impl World {
 
     /// Bring `count` requests in, over as many turns as that takes.
     fn load(&mut self, mut count: u64) -> Outcomes {
-        let mut turns = 0;
+        let mut idle = Idle::since(self.ring.now());
         while count > 0 {
             for _ in 0..self.rng.below(5).min(count) {
                 count -= u64::from(self.submit());
@@ -135,7 +152,7 @@ impl World {
             if self.frozen && self.rng.chance(300) {
                 self.swap_if_drained()?;
             }
-            self.turn(&mut turns)?;
+            self.turn(&mut idle)?;
         }
         Ok(())
     }
@@ -170,8 +187,8 @@ impl World {
         true
     }
 
-    /// One turn of the loop that owns ring and queues. `idle` counts turns since a request ended.
-    fn turn(&mut self, idle: &mut u32) -> Outcomes {
+    /// One turn of the loop that owns ring and queues.
+    fn turn(&mut self, idle: &mut Idle) -> Outcomes {
         let most = self.rng.below(8);
         for _ in 0..most {
             let Some((id, cookie, result)) = self.ring.reap() else { break };
@@ -187,12 +204,16 @@ impl World {
             done.into_iter().try_for_each(|done| self.ended(id, done))?;
             self.queues.touch(id).account(self.ring.now());
         }
-        *idle = if ended > 0 { 0 } else { *idle + 1 };
-        if *idle > PATIENCE {
-            return Err(format!("nothing ended in {PATIENCE} turns; {} under way", self.under_way()));
+        if ended > 0 {
+            *idle = Idle::since(self.ring.now());
         }
-        if ended == 0 || self.rng.chance(300) {
-            self.pass_time();
+        idle.turns += 1;
+        if idle.turns > PATIENCE && (idle.still > PATIENCE || self.ring.now().since(idle.since) > PATIENCE_NS)
+        {
+            return Err(format!("nothing ended in {} turns; {} under way", idle.turns, self.under_way()));
+        }
+        if (ended == 0 || self.rng.chance(300)) && !self.pass_time() {
+            idle.still += 1;
         }
         Ok(())
     }
@@ -231,7 +252,8 @@ impl World {
         Err("nodes do not let go of their sockets".to_owned())
     }
 
-    fn pass_time(&mut self) {
+    /// Whether there is anything that time brings.
+    fn pass_time(&mut self) -> bool {
         let moved = if self.rng.chance(300) {
             self.ring.pass(self.rng.below(100_000));
             true
@@ -248,6 +270,7 @@ impl World {
                 self.queues.touch(id).expire(&mut self.ring);
             }
         }
+        moved
     }
 
     fn ended(&mut self, id: QueueId, done: Done) -> Outcomes {
@@ -306,7 +329,7 @@ impl World {
         if self.frozen {
             self.freeze_or_thaw();
         }
-        let mut idle = 0;
+        let mut idle = Idle::since(self.ring.now());
         while self.under_way() > 0 {
             self.turn(&mut idle)?;
         }
