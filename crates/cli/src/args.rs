@@ -126,6 +126,7 @@ Exports:
                                    waits and requests fail [default: reissue, for what outlives its process]
       mode=auto|copy|get-data|user-copy|zero-copy|auto-zero-copy   the way of data
       queues=N, depth=N, io=SIZE   hardware queues, tags of each, the largest request
+      batch=yes|no                 one command to the driver for many requests, or for each [default: no]
       unprivileged, per-io-daemon, no-part-scan
   --nbd unix:PATH | tcp:HOST:PORT  may be given several times; sockets that systemd passes are served
                                    too.

@@ -23,6 +23,8 @@ use std::time::Duration;
 /// How long clients have to take their last replies before their connections are cut.
 const GRACE: Duration = Duration::from_secs(10);
 
+/// Devices that are taken away at once when all are.
+const REMOVALS_MAX: usize = 32;
 /// How often a device that is in use is tried again when the process is to end.
 const FREE_LOOK: Duration = Duration::from_millis(200);
 
@@ -515,13 +517,28 @@ impl Host {
     ///
     /// # Errors
     /// Devices that could not be taken away, or not without loss, each with why.
-    pub async fn shut_down(&self) -> Result<(), Vec<(String, HostError)>> {
+    pub async fn shut_down(self: &Arc<Self>) -> Result<(), Vec<(String, HostError)>> {
         self.shutting_down.store(true, Relaxed);
+        // Beside each other: a kernel device takes a good while, most of which is waiting.
+        let mut removals = tokio::task::JoinSet::new();
         let mut failed = Vec::new();
+        let mut done = |ended: Option<Result<_, tokio::task::JoinError>>| match ended {
+            Some(Ok((name, Err(why)))) => failed.push((name, why)),
+            Some(Err(panicked)) if panicked.is_panic() => std::panic::resume_unwind(panicked.into_panic()),
+            _ => {}
+        };
         for device in self.devices() {
-            if let Err(why) = self.remove_when_free(device.name()).await {
-                failed.push((device.name().to_owned(), why));
+            if removals.len() >= REMOVALS_MAX {
+                done(removals.join_next().await);
             }
+            let (host, name) = (self.clone(), device.name().to_owned());
+            removals.spawn(async move {
+                let removed = host.remove_when_free(&name).await;
+                (name, removed)
+            });
+        }
+        while !removals.is_empty() {
+            done(removals.join_next().await);
         }
         self.reactors.iter().for_each(Reactor::stop);
         if failed.is_empty() { Ok(()) } else { Err(failed) }

@@ -25,6 +25,8 @@ pub(crate) struct UblkLane {
     pub(crate) mode: DataMode,
     /// The most that a request moves: a multiple of the page size.
     pub(crate) io_max: Bytes,
+    /// The device was made for commands about many tags at once.
+    pub(crate) batch: bool,
     /// The driver takes ioctl-encoded commands.
     pub(crate) encoded: bool,
     /// What is seen of it from outside.
@@ -60,6 +62,7 @@ impl Reactor {
                             mode: lane.mode,
                             lends: at.facts.lends,
                             io_max: lane.io_max,
+                            batch: lane.batch,
                             encoded: lane.encoded,
                             shared: lane.shared,
                         };

@@ -242,6 +242,32 @@ impl KernelRing {
         }
     }
 
+    /// The same with memory of ours, by its address and length.
+    pub fn command_from(&mut self, token: Token, file: FileId, op: u32, argument: [u8; 16], memory: Segment) {
+        match &mut *self.engine {
+            Engine::Uring(uring) => uring.command_from(&self.core, token, file, op, argument, memory),
+            Engine::Epoll(_) => self.command_at(token, file, op, argument, 0),
+        }
+    }
+
+    /// Hand a driver a command that it answers, until it ends, with numbers of 16 bits (multishot, with buffers that
+    /// this ring has for it). Each comes as [`Event::Ended`] with result 0 and the number in place of the token's; the
+    /// end of the command comes with the token as it was given, whose number must be none of those: 0 or a negative
+    /// errno. It may end at any time, for want of buffers with `-ENOBUFS`, and can then be given again.
+    pub fn command_numbers(&mut self, token: Token, file: FileId, op: u32, argument: [u8; 16]) {
+        match &mut *self.engine {
+            Engine::Uring(uring) => uring.command_numbers(&mut self.core, token, file, op, argument),
+            Engine::Epoll(_) => self.command_at(token, file, op, argument, 0),
+        }
+    }
+
+    /// Ask for the end of such a command.
+    pub fn cancel_numbers(&mut self, token: Token) {
+        if let Engine::Uring(uring) = &mut *self.engine {
+            uring.cancel_numbers(token);
+        }
+    }
+
     /// Make a region of our own, apart from what [`allocate`](Ring::allocate) gives: address space, and memory only
     /// where it is written to. `len` is rounded up to whole pages.
     ///

@@ -84,6 +84,12 @@ pub trait Control: Send + Sync {
     /// The operating system's, or that it did not come in time.
     fn open(&self, device: u32, limit: Duration) -> io::Result<OwnedFd>;
 
+    /// Wait until the character device may be opened: whoever makes its node gives it to its owner after that.
+    ///
+    /// # Errors
+    /// It did not come to that in time.
+    fn await_owned(&self, device: u32, limit: Duration) -> io::Result<()>;
+
     /// Wait until the block device's node is there.
     ///
     /// # Errors

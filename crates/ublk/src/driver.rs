@@ -146,8 +146,6 @@ impl Driver {
         buffer: Vec<u8>,
         limit: Duration,
     ) -> Result<(u32, Vec<u8>), DriverError> {
-        // Whether a device is unprivileged is not known before it is asked, and for others the path does no harm
-        // where it is expected.
         let about_none = device == ANY || op == ControlOp::GetFeatures;
         let path = (!about_none && self.wants_path(op, device)).then(|| char_path(device));
         let command = Command { op, device, data, buffer, path, limit };
@@ -155,12 +153,13 @@ impl Driver {
     }
 
     /// Whether a command has to name the character device: for unprivileged ones, and for the question whether
-    /// it is one.
+    /// it is one. Who may not even ask that has to name it, too: a device that others have made for themselves says
+    /// no either way.
     fn wants_path(&self, op: ControlOp, device: u32) -> bool {
         match op {
             ControlOp::GetDevInfo2 => true,
             ControlOp::AddDev | ControlOp::GetDevInfo => false,
-            _ => self.info(device).is_ok_and(|info| info.features().has(Features::UNPRIVILEGED_DEV)),
+            _ => !self.info(device).is_ok_and(|info| !info.features().has(Features::UNPRIVILEGED_DEV)),
         }
     }
 
@@ -245,6 +244,14 @@ impl Driver {
         let (_, mask) = self.exchange(ControlOp::GetQueueAffinity, device, queue.into(), room, ASK)?;
         let is_set = |cpu: &usize| mask.get(cpu / 8).is_some_and(|byte| byte & 1 << (cpu % 8) != 0);
         Ok((0..CPUS_MAX).filter(is_set).collect())
+    }
+
+    /// Wait until an unprivileged device's node was given to its owner, who needs it for every command from here on.
+    ///
+    /// # Errors
+    /// The operating system's: `EACCES` when nobody gives it to us.
+    pub fn await_owned(&self, device: u32) -> io::Result<()> {
+        self.0.await_owned(device, NODE)
     }
 
     /// Open the character device, once it has a node.

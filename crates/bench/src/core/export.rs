@@ -146,6 +146,7 @@ impl Served {
             mode: DataMode::Copy,
             lends: false,
             io_max: Bytes(LEN),
+            batch: false,
             encoded: true,
             shared,
         };

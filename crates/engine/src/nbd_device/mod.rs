@@ -76,6 +76,12 @@ pub enum NbdDeviceError {
         "all nbd devices are in use (detach one, or load the driver with more: modprobe nbd nbds_max=64)"
     )]
     AllInUse,
+    /// What it held is gone, and somebody still uses it.
+    #[error(
+        "/dev/nbd{0} is mounted or part of another device, and what it held, or what was not flushed of it, died with \
+         its server: a new one would show something else (unmount it first)"
+    )]
+    Volatile(u32),
     /// It is mounted.
     #[error("/dev/nbd{0} is mounted or part of another device (unmount it first)")]
     Held(u32),
@@ -150,6 +156,21 @@ fn remove_orphan_of(driver: &dyn Driver, name: &str) -> Result<Option<u32>, NbdD
     }
     driver.disconnect(number).map_err(|errno| refused("detach", Some(number), errno))?;
     Ok(Some(number))
+}
+
+/// Detach what a dead server left, before a stack is served whose contents died with it: whoever still has a file
+/// system on that device would find other contents under it. `number`: only that one.
+fn forget_orphan(driver: &dyn Driver, name: &str, number: Option<u32>) -> Result<(), NbdDeviceError> {
+    let Some((number, backend, connections)) = find(driver, name, number) else { return Ok(()) };
+    let ask = Reconfigure { number, backend, size: None, dead_timeout: None };
+    if replace(driver, &ask, connections)?.len() < connections {
+        // A live server's, which attaching tells of.
+        return Ok(());
+    }
+    if driver.is_mounted(number) {
+        return Err(NbdDeviceError::Volatile(number));
+    }
+    driver.disconnect(number).map_err(|errno| refused("detach", Some(number), errno))
 }
 
 /// The device that is attached under a name, among all or that one: its number, what it is attached as, and its
@@ -249,8 +270,14 @@ impl Host {
         Host::refuse_zones(device, "NBD")?;
         let connections = spec.connections.map_or(self.reactors().len(), usize::from);
         let ask = connect_of(device, spec, connections);
-        let (kernel, name) = (driver.clone(), device.name().to_owned());
-        let (number, backend, sockets) = blocking(move || attach(&*kernel, &name, ask, connections)).await?;
+        let (kernel, name, survives) = (driver.clone(), device.name().to_owned(), device.survives());
+        let (number, backend, sockets) = blocking(move || {
+            if !survives {
+                forget_orphan(&*kernel, &name, ask.number)?;
+            }
+            attach(&*kernel, &name, ask, connections)
+        })
+        .await?;
         let attached = Arc::new(Attached {
             driver,
             host: Arc::downgrade(self),

@@ -91,8 +91,13 @@ async fn what_is_asked_for_is_told() {
 #[tokio::test]
 async fn the_next_server_takes_over_what_a_dead_one_left() {
     let model = Arc::new(Model::new(2));
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("disk.img");
+    let file = std::fs::File::create(&image).unwrap();
+    file.set_len(1 << 20).unwrap();
+    let stack = format!("file:{}", image.display());
     let first = host();
-    export(&first, &model, &device(&first, "disk", "ram:1M"), "1,connections=3").await.unwrap();
+    export(&first, &model, &device(&first, "disk", &stack), "1,connections=3").await.unwrap();
     // A mounted device is left when its server ends in good order; one that dies leaves it as well.
     model.lock().get_mut(&1).unwrap().held = true;
     first.shut_down().await.unwrap();
@@ -100,7 +105,8 @@ async fn the_next_server_takes_over_what_a_dead_one_left() {
     assert!(model.lock()[&1].told.is_some());
 
     let second = host();
-    let disk = device(&second, "disk", "ram:2M");
+    file.set_len(2 << 20).unwrap();
+    let disk = device(&second, "disk", &stack);
     assert_eq!(
         export(&second, &model, &disk, "").await,
         Ok("/dev/nbd1".to_owned()),
@@ -110,6 +116,26 @@ async fn the_next_server_takes_over_what_a_dead_one_left() {
     assert_eq!(model.lock()[&1].told.as_ref().map(|told| told.size), Some(2 << 20));
     let asking = model.clone();
     assert_eq!(blocking(move || asking.ask(1, 2, READ, (2 << 20) - 512, &[1; 512])).await, (0, vec![0; 512]));
+    second.shut_down().await.unwrap();
+}
+
+#[tokio::test]
+async fn memory_is_not_served_in_place_of_what_died_while_it_is_mounted() {
+    let model = Arc::new(Model::new(2));
+    let first = host();
+    export(&first, &model, &device(&first, "disk", "ram:1M"), "1").await.unwrap();
+    model.lock().get_mut(&1).unwrap().held = true;
+    first.shut_down().await.unwrap();
+    until(|| model.alive(1) == 0).await;
+
+    let second = host();
+    let disk = device(&second, "disk", "ram:1M");
+    let why = export(&second, &model, &disk, "").await.unwrap_err();
+    assert!(why.contains("/dev/nbd1 is mounted") && why.contains("unmount it first"), "{why}");
+    assert!(model.lock()[&1].told.is_some(), "and it is left as it was");
+    model.lock().get_mut(&1).unwrap().held = false;
+    assert_eq!(export(&second, &model, &disk, "1").await, Ok("/dev/nbd1".to_owned()), "anew");
+    assert_eq!(model.alive(1), 2);
     second.shut_down().await.unwrap();
 }
 

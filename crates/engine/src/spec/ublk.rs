@@ -90,10 +90,15 @@ pub struct UblkSpec {
     pub per_io_daemon: bool,
     /// Do not look for partitions.
     pub no_part_scan: bool,
+    /// Whether one command is about many requests; none: where that is faster.
+    pub batch: Option<bool>,
 }
 
 const KEYS: &[&str] =
-    &["queues", "depth", "io", "mode", "recovery", "unprivileged", "per-io-daemon", "no-part-scan"];
+    &["queues", "depth", "io", "mode", "recovery", "unprivileged", "per-io-daemon", "no-part-scan", "batch"];
+
+/// The words for whether.
+const YES_OR_NO: [(&str, bool); 2] = [("yes", true), ("no", false)];
 
 impl FromStr for UblkSpec {
     type Err = SpecError;
@@ -130,6 +135,7 @@ impl FromStr for UblkSpec {
             unprivileged: options.flag("unprivileged")?,
             per_io_daemon: options.flag("per-io-daemon")?,
             no_part_scan: options.flag("no-part-scan")?,
+            batch: options.choice("batch", &YES_OR_NO)?,
         })
     }
 }
@@ -176,6 +182,9 @@ impl fmt::Display for UblkSpec {
         add("io", self.io_max.map(|size| size.to_string()));
         add("mode", self.mode.map(|mode| mode.to_string()));
         add("recovery", self.recovery.map(|recovery| recovery.to_string()));
+        let word =
+            |given: bool| YES_OR_NO.iter().find(|(_, is)| *is == given).map(|(word, _)| (*word).to_owned());
+        add("batch", self.batch.and_then(word));
         for (key, given) in [
             ("unprivileged", self.unprivileged),
             ("per-io-daemon", self.per_io_daemon),
@@ -196,7 +205,8 @@ mod tests {
         for text in [
             "",
             "7",
-            "0,queues=2,depth=64,io=1M,mode=user-copy,recovery=fail-io,unprivileged,per-io-daemon,no-part-scan",
+            "0,queues=2,depth=64,io=1M,mode=user-copy,recovery=fail-io,batch=no,unprivileged,per-io-daemon,no-part-scan",
+            "batch=yes",
             "recovery=none",
         ] {
             assert_eq!(text.parse::<UblkSpec>().unwrap().to_string(), text);

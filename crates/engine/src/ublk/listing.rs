@@ -1,12 +1,13 @@
 //! What there is of ublk devices on this machine, made by whomever, and who uses them.
 
+use crate::fuse::users_of as open_by;
 use ::ublk::kernel::block_path;
 use ::ublk::{Driver, State};
 use block::{Bytes, Sectors};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A ublk device that is not one of this run directory's.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -71,21 +72,26 @@ fn sysfs(number: u32, name: &str) -> Option<String> {
     fs::read_to_string(format!("/sys/block/ublkb{number}/{name}")).ok().map(|text| text.trim().to_owned())
 }
 
-/// How many mounts, swap areas and devices stand on a block device or its partitions. Programs that just have it
-/// open are not seen.
-pub fn users_of(number: u32) -> u64 {
+/// A block device and its partitions: where sysfs has them, and their names.
+fn parts_of(number: u32) -> Vec<(PathBuf, String)> {
     let root = format!("/sys/block/ublkb{number}");
     let name = format!("ublkb{number}");
-    let mut parts = vec![(Path::new(&root).to_owned(), name.clone())];
+    let mut parts = vec![(PathBuf::from(&root), name.clone())];
     for entry in fs::read_dir(&root).into_iter().flatten().flatten() {
         if let Some(part) = entry.file_name().to_str().filter(|part| part.starts_with(&name)) {
             parts.push((entry.path(), part.to_owned()));
         }
     }
+    parts
+}
+
+/// How many mounts, swap areas and devices stand on a block device or its partitions. Programs that just have it
+/// open are not seen.
+pub fn users_of(number: u32) -> u64 {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
     let mut users = 0;
-    for (path, part) in parts {
+    for (path, part) in parts_of(number) {
         users += fs::read_dir(path.join("holders")).into_iter().flatten().count();
         if let Ok(device) = fs::read_to_string(path.join("dev")) {
             let device = device.trim();
@@ -97,8 +103,11 @@ pub fn users_of(number: u32) -> u64 {
     users as u64
 }
 
-/// Whether someone has claimed the block device for itself, as a mount does.
+/// Whether someone has claimed the block device for itself, as a mount does, or has it open, as far as we may see: for
+/// drivers that do not tell (`SAFE_STOP_DEV`), and rather do not remove it before that one lets go.
 pub(super) fn is_claimed(number: u32) -> bool {
     let opened = open(block_path(number), OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty());
-    opened.is_err_and(|errno| errno == Errno::BUSY) || users_of(number) > 0
+    opened.is_err_and(|errno| errno == Errno::BUSY)
+        || users_of(number) > 0
+        || parts_of(number).iter().any(|(_, part)| !open_by(&Path::new("/dev").join(part)).is_empty())
 }

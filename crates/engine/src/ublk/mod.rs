@@ -33,7 +33,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a server that was killed may take to be cleared away before another one is let in.
@@ -58,6 +58,9 @@ pub enum UblkError {
     /// The way of data that was asked for.
     #[error(transparent)]
     Mode(#[from] NotPossible),
+    /// Commands for many requests at once.
+    #[error("one command cannot be about many requests: {0} (leave out batch=yes)")]
+    NoBatch(&'static str),
     /// The stack.
     #[error(transparent)]
     NotPresentable(#[from] NotPresentable),
@@ -75,6 +78,9 @@ pub enum UblkError {
     /// Unprivileged devices cannot be recovered.
     #[error("an unprivileged device cannot be recovered (leave out recovery=…)")]
     UnprivilegedRecovery,
+    /// The node of an unprivileged device stayed root's.
+    #[error("/dev/ublkc{0}: {1} (nobody gave the node to its owner: see docs/ublk.md for the udev rule)")]
+    NotGiven(u32, #[source] io::Error),
     /// The character device.
     #[error("/dev/ublkc{0}: {1} (is another server using it?)")]
     Open(u32, #[source] io::Error),
@@ -114,6 +120,7 @@ struct UblkExport {
     info: DeviceInfo,
     offered: Option<Features>,
     choice: Choice,
+    batch: (bool, &'static str),
     queues: Mutex<Vec<Arc<LaneShared>>>,
     /// It was started and not stopped.
     live: AtomicBool,
@@ -203,12 +210,19 @@ fn has_other_server(info: &DeviceInfo, record: &Record) -> bool {
         && is_alive(info.ublksrv_pid)
 }
 
-/// The kernel's driver.
+/// The kernel's driver: one way to it for all devices of this process.
 ///
 /// # Errors
 /// Why there is none to be used.
 pub fn driver() -> Result<Driver, Unusable> {
-    Ok(Driver::new(Arc::new(KernelControl::open()?)))
+    static SHARED: Mutex<Weak<KernelControl>> = Mutex::new(Weak::new());
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    let control = match shared.upgrade() {
+        Some(control) => control,
+        None => Arc::new(KernelControl::open()?),
+    };
+    *shared = Arc::downgrade(&control);
+    Ok(Driver::new(control))
 }
 
 impl Host {
@@ -286,7 +300,13 @@ impl Host {
         export.keep()?;
         let driver = export.driver.clone();
         let params = plan.params;
-        blocking(move || driver.set_params(info.dev_id, &params)).await??;
+        blocking(move || {
+            if info.features().has(Features::UNPRIVILEGED_DEV) {
+                driver.await_owned(info.dev_id).map_err(|why| UblkError::NotGiven(info.dev_id, why))?;
+            }
+            Ok::<_, UblkError>(driver.set_params(info.dev_id, &params)?)
+        })
+        .await??;
         self.serve(device, &export, plan.io_max).await?;
         let driver = export.driver.clone();
         blocking(move || driver.start(info.dev_id, std::process::id())).await??;
@@ -312,12 +332,8 @@ impl Host {
             let size = |sectors| block::Sectors(sectors).bytes();
             return Err(UblkError::Shrunk { waits: size(waits), stack: size(plan.params.basic.dev_sectors) });
         }
-        {
-            let driver = driver.clone();
-            blocking(move || begin_recovery(&driver, number, &info)).await??;
-        }
         let export = self.begin(device, driver, info, &plan, keep);
-        // Whatever goes wrong from here on, the device stays and waits for the next attempt.
+        // The driver was told already. Whatever goes wrong from here on, the device stays and waits for the next attempt.
         export.left.store(true, Relaxed);
         export.keep()?;
         self.serve(device, &export, plan.io_max).await?;
@@ -359,6 +375,7 @@ impl Host {
             info,
             offered: plan.offered,
             choice: plan.choice,
+            batch: plan.batch,
             queues: Mutex::default(),
             live: AtomicBool::new(false),
             left: AtomicBool::new(false),
@@ -410,6 +427,7 @@ impl Host {
                     tags: place.tags,
                     mode: export.choice.mode,
                     io_max,
+                    batch: export.batch.0,
                     encoded: export.info.features().has(Features::CMD_IOCTL_ENCODE),
                     shared,
                 },
@@ -583,6 +601,12 @@ impl UblkExport {
         Ok(())
     }
 
+    /// How requests and their ends are told, and why so.
+    fn commands(&self) -> String {
+        let (batch, why) = self.batch;
+        format!("{}: {why}", if batch { "one for many requests" } else { "one for each request" })
+    }
+
     fn details(&self, device: &Device) -> BTreeMap<String, String> {
         let info = self.driver.info(self.info.dev_id).unwrap_or(self.info);
         let features = info.features();
@@ -592,6 +616,7 @@ impl UblkExport {
         let mut details = BTreeMap::from([
             ("state".to_owned(), state),
             ("data".to_owned(), format!("{}: {}", self.choice.mode, self.choice.why)),
+            ("commands".to_owned(), self.commands()),
             ("recovery".to_owned(), Recovery::of(features).to_string()),
             ("queues".to_owned(), format!("{} of depth {}", info.nr_hw_queues, info.queue_depth)),
             ("request".to_owned(), format!("at most {}", Bytes(info.max_io_buf_bytes.into()))),

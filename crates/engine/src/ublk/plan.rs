@@ -31,6 +31,8 @@ pub(super) struct Plan {
     pub(super) new: NewDevice,
     pub(super) params: Params,
     pub(super) choice: Choice,
+    /// Whether one command is about many requests, and why.
+    pub(super) batch: (bool, &'static str),
     pub(super) io_max: Bytes,
     /// What the driver says that it can do.
     pub(super) offered: Option<Features>,
@@ -65,11 +67,13 @@ impl Plan {
             }
             None => at.best(),
         };
+        let batch = batch(spec, choice.mode, zoned, has)?;
         let mut essential = vec![(choice.mode.features(), "mode=…"), (recovery.features(), "recovery=…")];
         for (wanted, feature, option) in [
             (spec.unprivileged, Features::UNPRIVILEGED_DEV, "unprivileged"),
             (spec.per_io_daemon, Features::PER_IO_DAEMON, "per-io-daemon"),
             (spec.no_part_scan, Features::NO_AUTO_PART_SCAN, "no-part-scan"),
+            (batch.0, Features::BATCH_IO, "batch=yes"),
             (zoned, Features::ZONED, "the zones, or choose a newer kernel"),
         ] {
             essential.extend(wanted.then_some((feature, option)));
@@ -82,7 +86,8 @@ impl Plan {
             }
         }
         let mut features = Features::UPDATE_SIZE.with(Features::CMD_IOCTL_ENCODE);
-        if recovery != Recovery::None {
+        // With batches, quiescing makes Linux 7.3 fail whatever is asked for until the next server is there.
+        if recovery != Recovery::None && !batch.0 {
             features = features.with(Features::QUIESCE);
         }
         features = features.common(has);
@@ -102,6 +107,7 @@ impl Plan {
             },
             params: params::of(profile, io_max)?,
             choice,
+            batch,
             io_max,
             offered,
             essential,
@@ -147,6 +153,7 @@ impl Plan {
                 ..*params
             },
             choice: Choice { mode: made, why: "the device was made so" },
+            batch: (features.has(Features::BATCH_IO), "the device was made so"),
             io_max,
             offered,
             essential: Vec::new(),
@@ -178,6 +185,33 @@ fn recovery(spec: &UblkSpec, survives: bool) -> Result<Recovery, UblkError> {
         Some(asked) => Ok(asked),
         None if survives && !spec.unprivileged => Ok(Recovery::Reissue),
         None => Ok(Recovery::None),
+    }
+}
+
+/// Whether one command is about many requests, and why.
+fn batch(
+    spec: &UblkSpec,
+    mode: DataMode,
+    zoned: bool,
+    has: Features,
+) -> Result<(bool, &'static str), UblkError> {
+    let hindrance = if zoned {
+        Some("zones are told of one by one")
+    } else if mode == DataMode::GetData {
+        Some("the driver does not do it with get-data")
+    } else if spec.per_io_daemon {
+        Some("per-io-daemon gives each thread tags of its own")
+    } else {
+        None
+    };
+    match (spec.batch, hindrance) {
+        (Some(true), Some(why)) => Err(UblkError::NoBatch(why)),
+        (Some(true), None) => Ok((true, "asked for")),
+        (Some(false), _) => Ok((false, "asked for")),
+        (None, Some(why)) => Ok((false, why)),
+        (None, None) if !has.has(Features::BATCH_IO) => Ok((false, "the driver lacks BATCH_IO (7.0)")),
+        // docs/ublk.md has the measurements, and what the driver does when such a server is killed.
+        (None, None) => Ok((false, "the safer way when a server is killed; batch=yes for the other")),
     }
 }
 
@@ -257,6 +291,20 @@ mod tests {
         );
         assert!(features.common(Features::ZONED.with(Features::UNPRIVILEGED_DEV)).is_empty());
         assert_eq!((plan.new.queues, plan.new.depth, plan.new.io_bytes_max), (2, 128, 512 << 10));
+    }
+
+    #[test]
+    fn batches_are_had_when_they_are_asked_for_and_go_with_everything_else() {
+        let all = Some(Features::KNOWN);
+        assert!(!plan("", true, all).unwrap().batch.0);
+        let asked = plan("batch=yes", true, all).unwrap();
+        assert!(asked.batch.0 && asked.new.features.has(Features::BATCH_IO));
+        assert!(!asked.new.features.has(Features::QUIESCE), "they do not go together");
+        assert!(error("batch=yes,mode=get-data", true, all).contains("get-data (leave out batch=yes)"));
+        assert!(error("batch=yes,per-io-daemon", true, all).contains("leave out batch=yes"));
+        let old = Some(Features::KNOWN.without(Features::BATCH_IO));
+        assert!(error("batch=yes", true, old).contains("lacks BATCH_IO"));
+        assert!(plan("batch=no", true, old).is_ok());
     }
 
     #[test]

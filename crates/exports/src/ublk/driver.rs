@@ -1,7 +1,7 @@
 //! What the front asks of its thread's ring besides what nodes ask of it. The kernel's ring does it for real; a
 //! model of the driver does it in tests and in the simulation.
 
-use ::ublk::IoCommand;
+use ::ublk::{BatchIo, IoCommand};
 use block::{Region, Segment};
 use queue::{FileId, FileOp, Ring, RingFull};
 use ring::{KernelRing, Token};
@@ -26,8 +26,21 @@ pub enum LaneMemory {
     Kernel(KernelBuffers),
 }
 
+/// A ring, behind which is a driver that takes commands for many tags at once.
+pub trait Batches {
+    /// Hand the driver a command about the tags that `memory` lists. It ends under `token`.
+    fn tell(&mut self, token: Token, file: FileId, op: u32, command: BatchIo, memory: Segment);
+
+    /// Have the driver answer with tags, each of which ends with result 0 under `token` with the tag for its number,
+    /// until the command ends under `token`. It may end at any time.
+    fn fetch_tags(&mut self, token: Token, file: FileId, op: u32, command: BatchIo);
+
+    /// Take that back. It ends all the same, once.
+    fn withdraw_fetch(&mut self, token: Token);
+}
+
 /// A ring, and behind it the driver whose character device is one of its files.
-pub trait Driver: Ring {
+pub trait Driver: Ring + Batches {
     /// Hand a command to the driver. `op` is its number, `address` what the entry carries beside it. It ends under
     /// `token`.
     fn command(&mut self, token: Token, file: FileId, op: u32, command: IoCommand, address: u64);
@@ -53,6 +66,20 @@ pub trait Driver: Ring {
 
     /// Give either back. Nothing may be under way with it.
     fn unreserve(&mut self, memory: LaneMemory);
+}
+
+impl Batches for KernelRing {
+    fn tell(&mut self, token: Token, file: FileId, op: u32, command: BatchIo, memory: Segment) {
+        self.command_from(token, file, op, zerocopy::transmute!(command), memory);
+    }
+
+    fn fetch_tags(&mut self, token: Token, file: FileId, op: u32, command: BatchIo) {
+        self.command_numbers(token, file, op, zerocopy::transmute!(command));
+    }
+
+    fn withdraw_fetch(&mut self, token: Token) {
+        self.cancel_numbers(token);
+    }
 }
 
 impl Driver for KernelRing {

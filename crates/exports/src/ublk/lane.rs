@@ -1,11 +1,12 @@
 //! One queue of a ublk device, or the part of one that this thread serves: the life of its tags.
 
+use super::batch::{Batch, Outcome, Told};
 use super::driver::{Driver, LaneMemory};
 use super::mode::DataMode;
 use super::request::{Asked, Bounds, asked_of, result_of};
 use super::{LaneConfig, OpenLaneError};
 use crate::fronts::FrontNumber;
-use ::ublk::{AutoBufReg, IoCommand, IoFlags, IoOp, IoResult, user_copy_offset};
+use ::ublk::{AutoBufReg, BatchFlags, IoCommand, IoFlags, IoOp, IoResult, user_copy_offset};
 use block::{Bytes, Data, Flags, Op, Request, Segment, Status, Tag};
 use queue::{FileId, FileOp, Owner, QueueId, Queues};
 use ring::{KERNEL_BUFFER_SHIFT, Token};
@@ -99,6 +100,10 @@ pub(super) struct Lane {
     live: u32,
     /// Every command that the driver gets from here on is asked back at once.
     withdrawn: bool,
+    /// Commands for many tags at once, and the memory that they name. `None`: each tag has its own.
+    batch: Option<(Batch, LaneMemory)>,
+    /// Its front knows that there is something to tell.
+    pub(super) is_listed: bool,
 }
 
 impl Lane {
@@ -121,13 +126,102 @@ impl Lane {
             slots: vec![Slot::NEW; config.depth.into()].into(),
             live: config.depth.into(),
             withdrawn: false,
+            batch: None,
+            is_listed: false,
             config,
         };
         lane.config.shared.tags.store(lane.live, Relaxed);
+        if lane.config.batch {
+            if let Err(error) = lane.fetch_all(ring) {
+                lane.live = 0;
+                lane.close(ring);
+                return Err(error);
+            }
+            return Ok(lane);
+        }
         for tag in 0..lane.config.depth {
             lane.fetch(tag, ring);
         }
         Ok(lane)
+    }
+
+    /// The same as fetching each tag, with one command.
+    fn fetch_all<D: Driver>(&mut self, ring: &mut D) -> Result<(), OpenLaneError> {
+        let flags = match self.config.mode {
+            DataMode::Copy => BatchFlags::HAS_BUF_ADDR,
+            DataMode::AutoZeroCopy => BatchFlags::AUTO_BUF_REG_FALLBACK,
+            _ => BatchFlags::default(),
+        };
+        let len = Batch::memory_len(self.config.depth, flags);
+        let Some(memory) = ring.reserve(len) else { return Err(OpenLaneError::Memory) };
+        let LaneMemory::Buffers(all) = memory else { return Err(OpenLaneError::Memory) };
+        let all = Segment { len: len as u32, ..all };
+        self.slots.iter_mut().for_each(|slot| slot.stage = Stage::Fetched);
+        let told: Vec<Told> = (0..self.config.depth)
+            .map(|tag| {
+                let address = self.buffer(tag, 0).map_or(0, |segment| ring.address(segment));
+                self.told(tag, 0, address)
+            })
+            .collect();
+        let (file, q_id) = (self.config.file, self.config.q_id);
+        let batch = Batch::open(file, q_id, self.token(0), flags, all, told.into_iter(), ring);
+        self.batch = Some((batch, memory));
+        Ok(())
+    }
+
+    fn told(&self, tag: u16, result: i32, address: u64) -> Told {
+        let buffer = match self.memory {
+            Some(LaneMemory::Kernel(buffers)) => buffers.first + tag,
+            _ => 0,
+        };
+        Told { tag: self.config.first_tag + tag, buffer, result, address }
+    }
+
+    /// Whether the end of the turn has something to tell the driver.
+    pub(super) fn can_tell(&self) -> bool {
+        self.batch.as_ref().is_some_and(|(batch, _)| batch.can_tell())
+    }
+
+    /// The end of the turn.
+    pub(super) fn flush<D: Driver>(&mut self, ring: &mut D) {
+        if let Some((batch, _)) = &mut self.batch {
+            batch.flush(ring);
+        }
+    }
+
+    /// A command for many tags has ended.
+    #[cold]
+    fn batch_refused(&mut self, outcome: Outcome) {
+        match outcome {
+            Outcome::Fine => {}
+            Outcome::Refused(errno) => self.refused(errno),
+            Outcome::RefusedTag(tag, errno) => {
+                self.refused(errno);
+                if let Some(slot) = self.slots.get_mut(usize::from(tag - self.config.first_tag)) {
+                    slot.stage = Stage::Out;
+                    self.live -= 1;
+                    self.config.shared.tags.store(self.live, Relaxed);
+                }
+            }
+        }
+    }
+
+    /// The same for any command for many tags.
+    pub(super) fn batch_ended<D: Driver>(&mut self, number: u32, result: i64, ring: &mut D) {
+        let Some((batch, _)) = &mut self.batch else { return };
+        let outcome = batch.ended(number, result, ring);
+        let is_over = !batch.is_fetching() && !batch.is_telling();
+        if outcome != Outcome::Fine {
+            self.batch_refused(outcome);
+        }
+        if is_over {
+            // Whatever the driver has, it does not come back with a request any more.
+            for tag in 0..self.config.depth {
+                if self.slots[usize::from(tag)].stage == Stage::Fetched {
+                    self.taken_back(tag, ring);
+                }
+            }
+        }
     }
 
     /// Tags that the driver has not taken back.
@@ -137,7 +231,8 @@ impl Lane {
 
     /// No tag has a request.
     pub(super) fn is_idle(&self) -> bool {
-        self.slots.iter().all(|slot| matches!(slot.stage, Stage::Out | Stage::Fetched))
+        !self.batch.as_ref().is_some_and(|(batch, _)| batch.is_telling())
+            && self.slots.iter().all(|slot| matches!(slot.stage, Stage::Out | Stage::Fetched))
     }
 
     /// Give back what it had of the ring, but for the file, which is returned.
@@ -146,12 +241,18 @@ impl Lane {
         if let Some(memory) = self.memory {
             ring.unreserve(memory);
         }
+        if let Some((_, memory)) = self.batch {
+            ring.unreserve(memory);
+        }
         self.config.file
     }
 
     /// Ask for the tags back: now those for which there is no request, the others when theirs is done.
     pub(super) fn withdraw<D: Driver>(&mut self, ring: &mut D) {
         self.withdrawn = true;
+        if let Some((batch, _)) = &mut self.batch {
+            return batch.withdraw(ring);
+        }
         for (tag, slot) in self.slots.iter().enumerate() {
             if slot.stage == Stage::Fetched {
                 ring.withdraw(self.token(tag as u16));
@@ -476,6 +577,10 @@ impl Lane {
     #[inline]
     fn commit_at<D: Driver>(&mut self, tag: u16, result: i32, address: u64, ring: &mut D) {
         self.slots[usize::from(tag)].stage = Stage::Fetched;
+        let told = self.told(tag, result, address);
+        if let Some((batch, _)) = &mut self.batch {
+            return batch.add(told, ring);
+        }
         self.command(tag, self.codes.commit, result, address, ring);
         if self.withdrawn {
             ring.withdraw(self.token(tag));

@@ -11,6 +11,7 @@
 //!
 //! Not here: making devices and their life ([`::ublk`] and the engine), and which nodes a stack has.
 
+mod batch;
 mod driver;
 mod lane;
 mod mode;
@@ -21,8 +22,9 @@ mod tests;
 
 use crate::fronts::{Front as FrontOfTurn, Turn};
 use ::ublk::Descriptors;
+use batch::Batch;
 use block::Bytes;
-pub use driver::{Driver, KernelBuffers, LaneMemory};
+pub use driver::{Batches, Driver, KernelBuffers, LaneMemory};
 use lane::{Lane, Waiting};
 pub use mode::{Choice, Circumstances, DataMode, NotPossible, UnknownMode};
 pub use modelled::ModelRing;
@@ -63,6 +65,8 @@ pub struct LaneConfig {
     pub lends: bool,
     /// The most that a request moves; a multiple of the page size.
     pub io_max: Bytes,
+    /// The device was made for commands about many tags at once. Then the lane has all tags of its queue.
+    pub batch: bool,
     /// The driver knows ioctl-encoded commands.
     pub encoded: bool,
     /// What others see of it.
@@ -89,6 +93,8 @@ pub struct Front {
     lanes: Vec<Option<Lane>>,
     /// Tags that wait for memory or room.
     waiting: Waiting,
+    /// Queues with something to tell the driver at the end of the turn.
+    telling: Vec<QueueId>,
 }
 
 impl Front {
@@ -112,7 +118,12 @@ impl Front {
         let Some(lane) = self.lanes.get_mut(usize::from(token.index)).and_then(Option::as_mut) else {
             return;
         };
-        lane.ended(token.number as u16, result, ring, queues, &mut self.waiting);
+        if Batch::is_command(token.number) {
+            lane.batch_ended(token.number, result, ring);
+        } else {
+            lane.ended(token.number as u16, result, ring, queues, &mut self.waiting);
+        }
+        list(&mut self.telling, QueueId(token.index), lane);
     }
 
     /// A request that we submitted is over.
@@ -127,22 +138,30 @@ impl Front {
         let Some(lane) = self.lanes.get_mut(usize::from(queue.0)).and_then(Option::as_mut) else { return };
         let req = queues.get_mut(queue).request(done.tag);
         lane.done(done.tag.0, req, done.status, ring, &mut self.waiting);
+        list(&mut self.telling, queue, lane);
     }
 
-    /// Take up what waited for memory or room.
+    /// The end of a turn: take up what waited for memory or room, and tell the driver what is done.
     pub fn take_up<D: Driver>(&mut self, ring: &mut D, queues: &mut Queues<D>) {
         for _ in 0..self.waiting.len() {
-            let Some((queue, tag)) = self.waiting.pop_front() else { return };
+            let Some((queue, tag)) = self.waiting.pop_front() else { break };
             let Some(lane) = self.lanes.get_mut(usize::from(queue.0)).and_then(Option::as_mut) else {
                 continue;
             };
             lane.take_up(tag, ring, queues, &mut self.waiting);
+            list(&mut self.telling, queue, lane);
+        }
+        for queue in self.telling.drain(..) {
+            if let Some(lane) = self.lanes.get_mut(usize::from(queue.0)).and_then(Option::as_mut) {
+                lane.is_listed = false;
+                lane.flush(ring);
+            }
         }
     }
 
-    /// Whether something waits for memory or room.
+    /// Whether [`take_up`](Front::take_up) may have something to do.
     pub fn has_waiting(&self) -> bool {
-        !self.waiting.is_empty()
+        !self.waiting.is_empty() || !self.telling.is_empty()
     }
 
     /// Whether every tag is the driver's, or nobody's: no request has come that the driver was not told the end of.
@@ -169,6 +188,15 @@ impl Front {
         let lane = self.lanes.get_mut(usize::from(queue.0))?.take()?;
         debug_assert!(self.waiting.iter().all(|waiting| waiting.0 != queue), "{queue:?} has tags that wait");
         Some(lane.close(ring))
+    }
+}
+
+/// Remember a lane that has something to tell. What it cannot tell yet, the end of its last telling brings up again.
+#[inline]
+fn list(telling: &mut Vec<QueueId>, queue: QueueId, lane: &mut Lane) {
+    if !lane.is_listed && lane.can_tell() {
+        lane.is_listed = true;
+        telling.push(queue);
     }
 }
 

@@ -7,9 +7,9 @@
 //!
 //! *Invariant:* the numbers of its own regions and of the character device are never the inner ring's.
 
-use super::driver::{Driver, KernelBuffers, LaneMemory};
+use super::driver::{Batches, Driver, KernelBuffers, LaneMemory};
 use ::ublk::model::{CharDevice, RingId, ServerMemory};
-use ::ublk::{Descriptors, IoCommand};
+use ::ublk::{BatchIo, Descriptors, IoCommand};
 use block::{Region, Segment};
 use queue::{FileId, FileOp, IoId, Nanos, Patience, Ring, RingFull};
 use ring::{KERNEL_BUFFER_SHIFT, Token};
@@ -142,6 +142,24 @@ fn number_of(token: Token) -> u64 {
 
 fn token_of(number: u64) -> Token {
     Token { front: (number >> 48) as u8, index: (number >> 32) as u16, number: number as u32 }
+}
+
+impl<R: Ring> Batches for ModelRing<R> {
+    fn tell(&mut self, token: Token, file: FileId, op: u32, command: BatchIo, memory: Segment) {
+        assert_eq!(file, DEVICE, "a command for another file");
+        let elements = self.inner.bytes(memory).to_vec();
+        let whose = (self.ring, self.thread, number_of(token));
+        self.device.batch(whose, op, command, &elements, &mut Addressed(&mut self.inner));
+    }
+
+    fn fetch_tags(&mut self, token: Token, file: FileId, op: u32, command: BatchIo) {
+        assert_eq!(file, DEVICE, "a command for another file");
+        let whose = (self.ring, self.thread, number_of(token));
+        self.device.batch(whose, op, command, &[], &mut Addressed(&mut self.inner));
+    }
+
+    /// As [`withdraw`](Driver::withdraw).
+    fn withdraw_fetch(&mut self, _: Token) {}
 }
 
 impl<R: Ring> Driver for ModelRing<R> {

@@ -48,6 +48,11 @@ fn params() -> Params {
 }
 
 fn rig(mode: DataMode, behind: Behind) -> Rig {
+    rig_by(mode, behind, false)
+}
+
+/// `batch`: one command is about many requests.
+fn rig_by(mode: DataMode, behind: Behind, batch: bool) -> Rig {
     let mut inner = SimRing::new(Rng::new(7), Faults::NONE, Tracer::default());
     let config = DiskConfig { len: DISK.0, punch: true, zero_range: true, align: 1, align_memory: 1 };
     let disk = inner.add_disk(Disk::new(config));
@@ -55,7 +60,8 @@ fn rig(mode: DataMode, behind: Behind) -> Rig {
     inner.bytes_mut(lent).fill(0);
     let model = Model::new(ModelConfig::LINUX_7_2);
     let control = Control::new(Arc::new(model.clone()));
-    let features = mode.features().with(Features::CMD_IOCTL_ENCODE);
+    let batches = if batch { Features::BATCH_IO } else { Features::NONE };
+    let features = mode.features().with(Features::CMD_IOCTL_ENCODE).with(batches);
     let new = NewDevice {
         number: None,
         queues: 1,
@@ -95,6 +101,7 @@ fn rig(mode: DataMode, behind: Behind) -> Rig {
         mode,
         lends: behind == Behind::Lender,
         io_max: IO_MAX,
+        batch,
         encoded: true,
         shared: shared.clone(),
     };
@@ -164,18 +171,21 @@ impl Rig {
     }
 }
 
-/// Each way of data, over what can stand behind it.
-fn ways() -> Vec<(DataMode, Behind)> {
+/// Each way of data, over what can stand behind it, told of one by one and in batches.
+fn ways() -> Vec<(DataMode, Behind, bool)> {
     let files = DataMode::ALL.map(|mode| (mode, Behind::File));
     let lenders =
         DataMode::ALL.into_iter().filter(|mode| !mode.is_opaque()).map(|mode| (mode, Behind::Lender));
-    files.into_iter().chain(lenders).collect()
+    let all: Vec<_> = files.into_iter().chain(lenders).collect();
+    let can_batch = |way: &&(DataMode, Behind)| way.0 != DataMode::GetData;
+    let batches = all.iter().filter(can_batch).map(|&(mode, behind)| (mode, behind, true));
+    all.iter().map(|&(mode, behind)| (mode, behind, false)).chain(batches).collect()
 }
 
 #[test]
 fn what_is_written_is_read_back_in_every_mode() {
-    for (mode, behind) in ways() {
-        let mut rig = rig(mode, behind);
+    for (mode, behind, batch) in ways() {
+        let mut rig = rig_by(mode, behind, batch);
         let idle = rig.memory_in_use();
         for (start, sectors, byte) in [(0, 8, 1), (8, 1, 2), (9, 128, 3), (500, 12, 4)] {
             let written = rig.carry(request(KernelOp::Write, start, sectors, byte));
@@ -190,7 +200,7 @@ fn what_is_written_is_read_back_in_every_mode() {
         assert!(!rig.front.has_tags(rig.queue), "{mode}");
         assert_eq!(rig.shared.refused.load(Relaxed), 0, "{mode}");
         rig.front.close(rig.queue, &mut rig.ring);
-        let lane = usize::from(mode == DataMode::Copy);
+        let lane = usize::from(mode == DataMode::Copy) + usize::from(batch);
         assert_eq!(rig.memory_in_use() + lane, idle, "{mode} keeps memory");
     }
 }
@@ -207,8 +217,8 @@ fn a_null_device_reads_as_zeroes_in_every_mode() {
 
 #[test]
 fn requests_of_all_tags_are_under_way_at_once() {
-    for (mode, behind) in ways() {
-        let mut rig = rig(mode, behind);
+    for (mode, behind, batch) in ways() {
+        let mut rig = rig_by(mode, behind, batch);
         let asked: Vec<u64> =
             (0..20).map(|n| rig.ask(request(KernelOp::Write, n * 8, 8, n as u8 + 1))).collect();
         let mut ended: Vec<u64> = (0..20).filter_map(|_| rig.finished()).map(|end| end.number).collect();

@@ -1,4 +1,4 @@
-//! The ring of buffers from which the kernel takes one for each receive.
+//! Rings of buffers from which the kernel takes one for each completion that brings bytes.
 
 use crate::chunks::Chunks;
 use crate::config::Chunk;
@@ -9,36 +9,57 @@ use io_uring::types::BufRingEntry;
 use std::io;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// The number under which the kernel knows it.
+/// The number under which the kernel knows that of receives.
 pub(super) const GROUP: u16 = 0;
 
-/// Shared with the kernel: we write entries and the tail, it reads.
-pub(super) struct Buffers {
+/// A ring of buffers. Shared with the kernel: we write entries and the tail, it reads.
+pub(super) struct BufferRing {
     mapping: Mapping,
     /// Entries less one; a power of two of them.
     mask: u16,
     tail: u16,
 }
 
+impl BufferRing {
+    /// Register an empty one for at most that many buffers. It must outlive the io_uring.
+    pub(super) fn new(ring: &IoUring, buffers: u16, group: u16) -> io::Result<BufferRing> {
+        let entries = buffers.next_power_of_two();
+        let mapping =
+            Mapping::new((usize::from(entries) * size_of::<BufRingEntry>()).next_multiple_of(4096))?;
+        let address = mapping.base().as_ptr().addr() as u64;
+        // SAFETY: the mapping is page-aligned, holds `entries` entries and lives until the io_uring is gone.
+        unsafe { ring.submitter().register_buf_ring_with_flags(address, entries, group, 0) }?;
+        Ok(BufferRing { mapping, mask: entries - 1, tail: 0 })
+    }
+
+    /// Let the kernel have a buffer, which must stay, and which it must not have already.
+    #[inline]
+    pub(super) fn give(&mut self, number: u16, address: *mut u8, len: u32) {
+        let base = self.mapping.base().as_ptr().cast::<BufRingEntry>();
+        // SAFETY: the masked index lies in the mapping. The kernel reads this entry only once the tail is
+        // past it, and there are never more entries than buffers, so it has read what was there before.
+        let entry = unsafe { &mut *base.add(usize::from(self.tail & self.mask)) };
+        entry.set_addr(address.addr() as u64);
+        entry.set_len(len);
+        entry.set_bid(number);
+        self.tail = self.tail.wrapping_add(1);
+        // SAFETY: the tail is an aligned u16 within the first entry, as the kernel lays it out; setting the
+        // fields of that entry leaves it alone.
+        let tail = unsafe { AtomicU16::from_ptr(BufRingEntry::tail(base).cast_mut()) };
+        tail.store(self.tail, Ordering::Release);
+    }
+}
+
+/// Those of receives: the chunks of a ring.
+pub(super) struct Buffers(BufferRing);
+
 impl Buffers {
     /// Register the ring and fill it with all chunks. It must outlive the io_uring.
     pub(super) fn new(ring: &IoUring, chunks: &Chunks, memory: &Memory) -> io::Result<Buffers> {
-        let entries = chunks.count().next_power_of_two();
-        let mapping =
-            Mapping::new((usize::from(entries) * size_of::<BufRingEntry>()).next_multiple_of(4096))?;
-        // SAFETY: the mapping is page-aligned, holds `entries` entries and lives until the io_uring is gone.
-        unsafe {
-            ring.submitter().register_buf_ring_with_flags(
-                mapping.base().as_ptr().addr() as u64,
-                entries,
-                GROUP,
-                0,
-            )
-        }
-        .map_err(|error| {
+        let made = BufferRing::new(ring, chunks.count(), GROUP);
+        let mut buffers = Buffers(made.map_err(|error| {
             io::Error::new(error.kind(), format!("no ring of receive buffers (5.19): {error}"))
-        })?;
-        let mut buffers = Buffers { mapping, mask: entries - 1, tail: 0 };
+        })?);
         for number in 0..chunks.count() {
             buffers.give(Chunk(number), chunks, memory);
         }
@@ -48,18 +69,7 @@ impl Buffers {
     /// Let the kernel have a chunk.
     #[inline]
     pub(super) fn give(&mut self, chunk: Chunk, chunks: &Chunks, memory: &Memory) {
-        let base = self.mapping.base().as_ptr().cast::<BufRingEntry>();
         let address = memory.own_pointer(chunks.segment(chunk, chunks.len()));
-        // SAFETY: the masked index lies in the mapping. The kernel reads this entry only once the tail is
-        // past it, and there are never more entries than chunks, so it has read what was there before.
-        let entry = unsafe { &mut *base.add(usize::from(self.tail & self.mask)) };
-        entry.set_addr(address.addr() as u64);
-        entry.set_len(chunks.len());
-        entry.set_bid(chunk.0);
-        self.tail = self.tail.wrapping_add(1);
-        // SAFETY: the tail is an aligned u16 within the first entry, as the kernel lays it out; setting the
-        // fields of that entry leaves it alone.
-        let tail = unsafe { AtomicU16::from_ptr(BufRingEntry::tail(base).cast_mut()) };
-        tail.store(self.tail, Ordering::Release);
+        self.0.give(chunk.0, address, chunks.len());
     }
 }

@@ -5,6 +5,7 @@
 //! counts those still to come. Memory that they name goes only when it is 0.
 
 mod buffers;
+mod numbers;
 mod setup;
 mod sockets;
 mod table;
@@ -19,6 +20,7 @@ use crate::sys::{self, Mapping};
 use block::{Region, Segment};
 use buffers::Buffers;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use numbers::Numbers;
 use queue::{FileId, FileOp, RingFull};
 use setup::Fixed;
 use sockets::Socket;
@@ -42,6 +44,8 @@ mod kind {
     pub(super) const COMMAND: u64 = 7 << 56;
     /// The same, for a file that is watched.
     pub(super) const WATCH: u64 = 8 << 56;
+    /// The same, for a command that is answered with numbers.
+    pub(super) const NUMBERS: u64 = 9 << 56;
     pub(super) const MASK: u64 = 0xff << 56;
 }
 
@@ -92,6 +96,8 @@ pub(crate) struct Uring {
     /// First, so that it is gone before the memory that it was told of.
     ring: IoUring,
     buffers: Buffers,
+    /// None until a driver is asked for numbers.
+    numbers: Option<Numbers>,
     fixed: Fixed,
     table: Table,
     sockets: Sockets<Socket>,
@@ -112,6 +118,7 @@ impl Uring {
         let mut this = Uring {
             ring,
             buffers,
+            numbers: None,
             fixed,
             table: Table::default(),
             sockets: Sockets::default(),
@@ -425,6 +432,7 @@ impl Uring {
                 let token = Token::from_bits(user_data);
                 core.events.push_back(Event::Ended { token, result: result.into() });
             }
+            kind::NUMBERS => self.numbered(core, Token::from_bits(user_data), result, flags),
             kind::RECEIVE => self.received(core, SocketId(number), result, flags),
             kind::FILL => self.filled(core, SocketId(number), result),
             kind::SEND => self.sent(core, SocketId(number), result),

@@ -103,7 +103,9 @@ impl Disk {
             command(&["fio", "--name=job", "--ioengine=libaio", "--direct=1", "--bs=4k", "--iodepth=16"]);
         fio.args(["--size=8M", "--output-format=terse", "--terse-version=3", "--randrepeat=0"]);
         // Relative to where the test is, and never left on the disk of the host.
-        fio.arg("--verify_state_save=0").arg(format!("--filename={}", self.path()));
+        // A device that is gone by the time that it is opened is not to be made as a file.
+        fio.args(["--verify_state_save=0", "--allow_file_create=0"])
+            .arg(format!("--filename={}", self.path()));
         fio.args(more);
         fio
     }

@@ -234,6 +234,13 @@ fn sweep() -> Vec<String> {
             super::ublk::remove(number);
         }
     }
+    for entry in std::fs::read_dir("/dev").into_iter().flatten().flatten() {
+        // What a program made in place of a device that had gone would stand in the way of the next.
+        if entry.file_type().is_ok_and(|kind| kind.is_file()) {
+            left.push(format!("file {}", entry.path().display()));
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
     for file in std::fs::read_dir(super::disk::FOLDER).into_iter().flatten().flatten() {
         // Folders of the file system's own stay.
         let _ = std::fs::remove_file(file.path());

@@ -41,7 +41,7 @@ struct Server {
 struct World {
     rng: Rng,
     setup: Setup,
-    mode: DataMode,
+    way: Way,
     recovery: Features,
     kernel: Kernel,
     control: Control,
@@ -53,6 +53,14 @@ struct World {
     flying: BTreeMap<u64, Flying>,
     tracer: Tracer,
     outcome: Outcome,
+}
+
+/// How requests and their data come to the server.
+#[derive(Clone, Copy)]
+struct Way {
+    mode: DataMode,
+    /// One command is about many requests.
+    batch: bool,
 }
 
 /// One run.
@@ -71,30 +79,32 @@ pub fn run(seed: u64, scenario: Scenario) -> Result<Outcome, Box<Failure>> {
     };
     let modes = DataMode::ALL.into_iter().filter(|mode| setup.is_opaque() || !mode.is_opaque());
     let mode = *rng.pick(&modes.collect::<Vec<_>>());
+    let way = Way { mode, batch: mode != DataMode::GetData && rng.chance(500) };
     let reissue = Features::USER_RECOVERY.with(Features::USER_RECOVERY_REISSUE);
     let fail_io = Features::USER_RECOVERY.with(Features::USER_RECOVERY_FAIL_IO);
     let recovery = *rng.pick(&[Features::NONE, Features::USER_RECOVERY, reissue, fail_io]);
-    let stack = format!("{} by {mode}, {recovery:?}", setup.describe());
+    let words = if way.batch { ", in batches" } else { "" };
+    let stack = format!("{} by {mode}{words}, {recovery:?}", setup.describe());
     guarded(seed, "BLOCKYARD_UBLK_SEED", stack, &tracer, || {
-        World::new(rng, setup, mode, recovery, tracer.clone()).run()
+        World::new(rng, setup, way, recovery, tracer.clone()).run()
     })
 }
 
 impl World {
-    fn new(mut rng: Rng, mut setup: Setup, mode: DataMode, recovery: Features, tracer: Tracer) -> World {
+    fn new(mut rng: Rng, mut setup: Setup, way: Way, recovery: Features, tracer: Tracer) -> World {
         let mut inner = SimRing::new(rng.fork(), Faults::NONE, tracer.clone());
         setup.plug(&mut rng, &mut inner);
         let kernel = Kernel::new(ModelConfig::LINUX_7_2);
         let control = Control::new(Arc::new(kernel.clone()));
-        let number = add(&control, &setup, mode, recovery);
-        let server = Server::open(&kernel, number, 1, inner, &mut setup, mode, &mut rng);
+        let number = add(&control, &setup, way, recovery);
+        let server = Server::open(&kernel, number, 1, inner, &mut setup, way, &mut rng);
         control.start(number, 1).expect("every tag was fetched");
         let model = Model::new(setup.sectors, false);
         let outcome = Outcome { hash: 0, events: 0, requests: 0, ok: 0, power_cuts: 0, swaps: 0, kills: 0 };
         World {
             rng,
             setup,
-            mode,
+            way,
             recovery,
             kernel,
             control,
@@ -260,7 +270,7 @@ impl World {
         self.processes += 1;
         if self.recovery.is_empty() {
             self.control.delete(self.number).map_err(|error| error.to_string())?;
-            self.number = add(&self.control, &self.setup, self.mode, self.recovery);
+            self.number = add(&self.control, &self.setup, self.way, self.recovery);
         } else {
             self.control.start_recovery(self.number).map_err(|error| error.to_string())?;
         }
@@ -274,8 +284,7 @@ impl World {
 
     fn serve(&mut self, inner: SimRing) {
         let (kernel, setup) = (&self.kernel, &mut self.setup);
-        let server =
-            Server::open(kernel, self.number, self.processes, inner, setup, self.mode, &mut self.rng);
+        let server = Server::open(kernel, self.number, self.processes, inner, setup, self.way, &mut self.rng);
         self.server = Some(server);
     }
 
@@ -293,7 +302,7 @@ impl World {
         self.outcome.power_cuts += 1;
         self.kernel = Kernel::new(ModelConfig::LINUX_7_2);
         self.control = Control::new(Arc::new(self.kernel.clone()));
-        self.number = add(&self.control, &self.setup, self.mode, self.recovery);
+        self.number = add(&self.control, &self.setup, self.way, self.recovery);
         self.processes = 1;
         self.serve(inner);
         self.control.start(self.number, 1).map_err(|error| error.to_string())?;
@@ -341,8 +350,9 @@ impl World {
     }
 }
 
-fn add(control: &Control, setup: &Setup, mode: DataMode, recovery: Features) -> u32 {
-    let features = mode.features().with(Features::CMD_IOCTL_ENCODE).with(recovery);
+fn add(control: &Control, setup: &Setup, way: Way, recovery: Features) -> u32 {
+    let batch = if way.batch { Features::BATCH_IO } else { Features::NONE };
+    let features = way.mode.features().with(Features::CMD_IOCTL_ENCODE).with(recovery).with(batch);
     let (queues, depth) = (setup.queues, setup.depth);
     let new =
         NewDevice { number: None, queues, depth, io_bytes_max: IO_MAX.0 as u32, features, server_flags: 0 };
@@ -365,7 +375,7 @@ impl Server {
         process: u32,
         mut inner: SimRing,
         setup: &mut Setup,
-        mode: DataMode,
+        way: Way,
         rng: &mut Rng,
     ) -> Server {
         inner.set_faults(Faults::NONE);
@@ -389,9 +399,10 @@ impl Server {
                 q_id,
                 first_tag: 0,
                 depth: setup.depth,
-                mode,
+                mode: way.mode,
                 lends: false,
                 io_max: IO_MAX,
+                batch: way.batch,
                 encoded: true,
                 shared: Arc::new(shared),
             };

@@ -33,6 +33,8 @@ const MISC_NAME: &str = "ublk-control";
 const NO_DEVICE: u32 = i32::MAX as u32;
 /// A command of this process never returned. The kernel waits for it when the process ends.
 static STUCK: AtomicBool = AtomicBool::new(false);
+/// Rings that are kept for the next command.
+const IDLE_MAX: usize = 4;
 /// What only asks takes no time.
 const PROBE: Duration = Duration::from_secs(5);
 
@@ -125,13 +127,20 @@ impl Control for KernelControl {
             STUCK.store(true, Relaxed);
         }
         if let Some(ring) = ring {
-            self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(ring);
+            let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            if idle.len() < IDLE_MAX {
+                idle.push(ring);
+            }
         }
         answer
     }
 
     fn open(&self, device: u32, limit: Duration) -> io::Result<OwnedFd> {
         nodes::open_char(device, limit)
+    }
+
+    fn await_owned(&self, device: u32, limit: Duration) -> io::Result<()> {
+        nodes::await_owned(device, limit)
     }
 
     fn await_node(&self, device: u32, limit: Duration) -> io::Result<()> {

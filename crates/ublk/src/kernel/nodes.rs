@@ -37,6 +37,17 @@ pub(super) fn open_char(device: u32, limit: Duration) -> io::Result<OwnedFd> {
     )
 }
 
+/// Waits until a character device may be opened, without opening it: to the driver, who closes it is a server that died.
+pub(super) fn await_owned(device: u32, limit: Duration) -> io::Result<()> {
+    use rustix::fs::{Access, access};
+    let path = char_path(device);
+    retried(
+        limit,
+        |error| matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied),
+        || Ok(access(&path, Access::READ_OK | Access::WRITE_OK)?),
+    )
+}
+
 /// Waits for a node.
 pub(super) fn await_node(path: &Path, limit: Duration) -> io::Result<()> {
     retried(limit, |error| error.kind() == io::ErrorKind::NotFound, || fs::metadata(path).map(drop))

@@ -154,7 +154,7 @@ fn add(world: &mut World, command: &Command) -> Answer {
         number => number,
     };
     flags = flags.common(config.features).with(ALWAYS.common(config.features));
-    if !flags.common(BY_SERVER).is_empty() {
+    if !flags.common(BY_SERVER.with(Features::BATCH_IO)).is_empty() {
         flags = flags.without(Features::NEED_GET_DATA);
     }
     info.flags = flags.0;

@@ -12,6 +12,32 @@ pub(super) struct Held {
     pub(super) token: u64,
 }
 
+/// A command that the driver answers with tags.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Fetcher {
+    pub(super) held: Held,
+    /// It ends after so many more.
+    pub(super) left: u32,
+}
+
+impl Fetcher {
+    /// Has the first one announce a tag: under what. When that was its last one it ends, after that.
+    pub(super) fn use_for(
+        all: &mut VecDeque<Fetcher>,
+        tag: u16,
+        ended: &mut VecDeque<(RingId, u64, i32)>,
+    ) -> Option<Held> {
+        let first = all.front_mut()?;
+        let Held { ring, token } = first.held;
+        first.left -= 1;
+        if first.left == 0 {
+            all.pop_front();
+            ended.push_back((ring, token, -libc::ENOBUFS));
+        }
+        Some(Held { ring, token: token & !u64::from(u32::MAX) | u64::from(tag) })
+    }
+}
+
 /// A request that a client waits for.
 #[derive(Clone, Debug)]
 pub(super) struct Active {
@@ -41,6 +67,8 @@ impl Active {
 pub(super) struct Slot {
     /// The server's command, while the driver has it.
     pub(super) command: Option<Held>,
+    /// The driver has it without a command of its own.
+    pub(super) by_batch: bool,
     /// Its command was given back and it is not to be fetched again.
     pub(super) cancelled: bool,
     /// The server has the request.
@@ -65,7 +93,7 @@ pub(super) struct Slot {
 impl Slot {
     /// It is the driver's, with a command to announce a request by.
     pub(super) fn is_ready(&self) -> bool {
-        self.command.is_some()
+        self.command.is_some() || self.by_batch
     }
 }
 
@@ -86,6 +114,8 @@ pub(super) struct Queue {
     pub(super) requeued: VecDeque<Active>,
     /// Tags whose requests are to be announced when the server looks.
     pub(super) work: VecDeque<u16>,
+    /// Commands through which tags of batches are announced, the first first.
+    pub(super) fetchers: VecDeque<Fetcher>,
 }
 
 /// A device.
@@ -119,6 +149,7 @@ impl Device {
             waiting: VecDeque::new(),
             requeued: VecDeque::new(),
             work: VecDeque::new(),
+            fetchers: VecDeque::new(),
         };
         Device {
             info,
@@ -265,6 +296,9 @@ impl Device {
     /// Gives the server every command back that announces no request.
     pub(super) fn cancel_commands(&mut self) {
         for queue in &mut self.queues {
+            for Fetcher { held, .. } in queue.fetchers.drain(..) {
+                self.ended.push_back((held.ring, held.token, -libc::ENODEV));
+            }
             for slot in &mut queue.slots {
                 if slot.active.is_some() || slot.cancelled {
                     continue;
@@ -330,6 +364,7 @@ impl Device {
         }
         for queue in &mut self.queues {
             queue.ready = 0;
+            queue.fetchers.clear();
             queue.slots.iter_mut().for_each(|slot| *slot = Slot::default());
         }
         self.open_by = None;

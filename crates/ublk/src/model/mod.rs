@@ -10,9 +10,10 @@
 //!
 //! *Invariant:* a request ends exactly once, or waits for a server.
 //!
-//! It does not model batch commands, memory shared with clients, integrity data and zones, and does not offer them;
+//! It does not model memory shared with clients, integrity data and zones, and does not offer them;
 //! nor partitions, merging, and limits on how requests are split.
 
+mod batch;
 mod commands;
 mod device;
 mod server;
@@ -45,8 +46,7 @@ pub struct ModelConfig {
 
 impl ModelConfig {
     /// What no model does.
-    const BEYOND: Features =
-        Features::BATCH_IO.with(Features::SHMEM_ZC).with(Features::INTEGRITY).with(Features::ZONED);
+    const BEYOND: Features = Features::SHMEM_ZC.with(Features::INTEGRITY).with(Features::ZONED);
 
     const fn with(features: Features) -> ModelConfig {
         ModelConfig { features: features.without(Self::BEYOND), cpus: 4, hangs: false, privileged: true }
@@ -220,6 +220,10 @@ impl Control for Model {
         let opened = self.open_char(device, std::process::id()).map_err(io::Error::from_raw_os_error)?;
         self.world().opened.push(opened);
         Ok(std::fs::File::open("/dev/null")?.into())
+    }
+
+    fn await_owned(&self, device: u32, _limit: Duration) -> io::Result<()> {
+        if self.world().devices.contains_key(&device) { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
     }
 
     fn await_node(&self, device: u32, _limit: Duration) -> io::Result<()> {

@@ -1,6 +1,6 @@
 //! The server's side of the model: a character device, its rings, and commands for tags.
 
-use super::device::{Device, Held, Slot};
+use super::device::{Device, Fetcher, Held, Slot};
 use super::{Model, World};
 use crate::abi::{AutoBufReg, Features, IoCommand, IoDescriptor, IoFlags, IoOp, KernelOp, user_copy_offset};
 use crate::kernel::Descriptors;
@@ -42,16 +42,17 @@ impl Drop for Open {
 }
 
 /// A command for a tag, as the driver sees it.
-struct Asked {
-    ring: RingId,
-    thread: u64,
-    token: u64,
-    command: IoCommand,
-    address: u64,
+#[derive(Clone, Copy)]
+pub(super) struct Asked {
+    pub(super) ring: RingId,
+    pub(super) thread: u64,
+    pub(super) token: u64,
+    pub(super) command: IoCommand,
+    pub(super) address: u64,
 }
 
 /// What becomes of a command: it ends with that, or the driver keeps it.
-enum Taken {
+pub(super) enum Taken {
     Ended(i32),
     Kept,
 }
@@ -105,7 +106,7 @@ impl CharDevice {
         });
     }
 
-    fn change<T>(&self, act: impl FnOnce(&mut Device) -> T) -> Option<T> {
+    pub(super) fn change<T>(&self, act: impl FnOnce(&mut Device) -> T) -> Option<T> {
         self.0.model.change(|world: &mut World| {
             let done = world.devices.get_mut(&self.0.device).map(act);
             world.gather(self.0.device);
@@ -182,8 +183,10 @@ impl CharDevice {
 fn announce(there: &mut Device, index: usize, ring: RingId, memory: &mut dyn ServerMemory) {
     let mut later = Vec::new();
     while let Some(tag) = there.queues[index].work.pop_front() {
-        let of_ring =
-            there.queues[index].slots[usize::from(tag)].command.is_some_and(|held| held.ring == ring);
+        let queue = &there.queues[index];
+        let slot = &queue.slots[usize::from(tag)];
+        let fetcher = queue.fetchers.front().filter(|_| slot.by_batch).map(|fetcher| fetcher.held);
+        let of_ring = slot.command.or(fetcher).is_some_and(|held| held.ring == ring);
         if of_ring { announce_one(there, index, tag, memory) } else { later.push(tag) }
     }
     there.queues[index].work.extend(later);
@@ -194,7 +197,13 @@ fn announce_one(there: &mut Device, index: usize, tag: u16, memory: &mut dyn Ser
     let copies = there.copies();
     let queue = &mut there.queues[index];
     let slot = &mut queue.slots[usize::from(tag)];
-    let (Some(held), Some(active)) = (slot.command.take(), &slot.active) else { return };
+    let Some(active) = &slot.active else { return };
+    let was_by_batch = std::mem::take(&mut slot.by_batch);
+    let Some(held) =
+        slot.command.take().or_else(|| Fetcher::use_for(&mut queue.fetchers, tag, &mut there.ended))
+    else {
+        return;
+    };
     slot.with_server = true;
     let mut result = 0;
     if copies && active.request.op == KernelOp::Write {
@@ -217,7 +226,8 @@ fn announce_one(there: &mut Device, index: usize, tag: u16, memory: &mut dyn Ser
             queue.descriptors.store(tag, &marked);
         } else {
             // The client is told, the server is not.
-            slot.command = Some(held);
+            slot.command = (!was_by_batch).then_some(held);
+            slot.by_batch = was_by_batch;
             slot.with_server = false;
             return there.complete(index, tag, -libc::EIO);
         }
@@ -235,11 +245,15 @@ fn take(there: &mut Device, op: IoOp, asked: &Asked, memory: &mut dyn ServerMemo
     if !known {
         return Taken::Ended(-libc::EINVAL);
     }
+    let batch = there.features().has(Features::BATCH_IO);
+    if batch && op != IoOp::RegisterIoBuf {
+        return Taken::Ended(-libc::EOPNOTSUPP);
+    }
     if op == IoOp::FetchReq {
         return fetch(there, index, asked);
     }
     let slot = &there.queues[index].slots[usize::from(asked.command.tag)];
-    if slot.thread != Some(asked.thread) {
+    if !batch && slot.thread != Some(asked.thread) {
         return Taken::Ended(-libc::EINVAL);
     }
     if !slot.with_server {
@@ -266,7 +280,7 @@ fn auto_of(there: &Device, address: u64) -> Result<AutoBufReg, i32> {
     if sane { Ok(auto) } else { Err(libc::EINVAL) }
 }
 
-fn fetch(there: &mut Device, index: usize, asked: &Asked) -> Taken {
+pub(super) fn fetch(there: &mut Device, index: usize, asked: &Asked) -> Taken {
     let needs_buffer = there.copies() && !there.features().has(Features::NEED_GET_DATA);
     let has_buffer = asked.command.addr != 0;
     if needs_buffer && !has_buffer || !there.copies() && has_buffer {
@@ -281,7 +295,7 @@ fn fetch(there: &mut Device, index: usize, asked: &Asked) -> Taken {
     }
     let queue = &mut there.queues[index];
     let slot = &mut queue.slots[usize::from(asked.command.tag)];
-    if slot.command.is_some() {
+    if slot.is_ready() {
         return Taken::Ended(-libc::EINVAL);
     }
     *slot = Slot {
@@ -300,7 +314,12 @@ fn fetch(there: &mut Device, index: usize, asked: &Asked) -> Taken {
     Taken::Kept
 }
 
-fn commit(there: &mut Device, index: usize, asked: &Asked, memory: &mut dyn ServerMemory) -> Taken {
+pub(super) fn commit(
+    there: &mut Device,
+    index: usize,
+    asked: &Asked,
+    memory: &mut dyn ServerMemory,
+) -> Taken {
     let copies = there.copies();
     let late_buffer = there.features().has(Features::NEED_GET_DATA);
     let auto = match auto_of(there, asked.address) {

@@ -39,6 +39,12 @@ pub(super) const TESTS: &[Test] = &[
     test("ublk/generic_03", "segments and alignment are those that the mode can bear", limits),
     test("ublk/generic_02", "each hardware queue gets requests and serves them", queues),
     test("ublk/generic_12", "with per-io-daemon, load on one CPU is shared by all threads", per_io_daemon),
+    test("ublk/batch_01", "one command for many requests: a file reads back what was written", batch_verify),
+    test("ublk/batch_02", "the same with several queues and threads, under load", batch_queues),
+    test("ublk/batch_03", "ext4 on a device with batches", || {
+        needs(Features::BATCH_IO)?;
+        file_system_with("ext4", "batch=yes")
+    }),
     test("ublk/part_01", "partitions are found when a device starts, and not with no-part-scan", part_scan),
     test("ublk/partitions", "partitions can be made on a live device, and used", partitions),
 ];
@@ -77,13 +83,16 @@ fn mixed_sizes() -> Done {
 }
 
 fn file_system(kind: &str, mode: DataMode) -> Done {
-    let options = with(mode)?;
+    file_system_with(kind, &with(mode)?)
+}
+
+fn file_system_with(kind: &str, options: &str) -> Done {
     if kind != "ext4" {
         crate::guest::disk::module(&[kind])?;
     }
     // Each of them is refused on less.
     let len = if kind == "ext4" { 96 << 20 } else { 400 << 20 };
-    let ublk = Ublk::file(len, &options)?;
+    let ublk = Ublk::file(len, options)?;
     ublk.disk.format(kind);
     let (small, large) = (noise(5, 3000), noise(6, 8 << 20));
     let mounted = ublk.disk.mount(&ublk.sandbox.path("mnt"));
@@ -237,6 +246,38 @@ fn per_io_daemon() -> Done {
         threads().iter().filter(|(name, time)| before.get(*name).is_some_and(|old| *time > old)).count();
     assert!(busy >= 3, "{busy} threads worked");
     ublk.end();
+    Ok(())
+}
+
+/// In each way of data that goes with it.
+fn batch_verify() -> Done {
+    needs(Features::BATCH_IO)?;
+    for mode in DataMode::ALL.into_iter().filter(|mode| *mode != DataMode::GetData) {
+        if needs(mode.features()).is_err() {
+            continue;
+        }
+        let ublk = Ublk::file(12 << 20, &format!("mode={mode},batch=yes"))?;
+        assert!(ublk.info().features().has(Features::BATCH_IO), "{mode}");
+        let shown = ublk.command(&["show", "disk"]).ok();
+        assert!(shown.contains("one for many requests: asked for"), "{shown}");
+        assert!(!shown.contains("refused"), "{shown}");
+        ublk.disk.verify(&["--bsrange=4k-64k", "--size=4M", "--iodepth=32"]);
+        ublk.end();
+    }
+    Ok(())
+}
+
+fn batch_queues() -> Done {
+    needs(Features::BATCH_IO)?;
+    let options = "batch=yes,queues=2,depth=64";
+    let ublk = Ublk::start(32 << 20, "file:{image}", options, &["--queues", "2"])?;
+    for cpu in 0..std::thread::available_parallelism().map_or(1, usize::from).min(2) {
+        ublk.disk.verify(&[&format!("--cpus_allowed={cpu}"), "--size=2M", "--iodepth=64"]);
+    }
+    ublk.disk.load(&["--rw=randrw", "--numjobs=4", "--iodepth=64", "--size=8M", "--group_reporting"]).ok();
+    ublk.end();
+    let said = Ublk::refused("batch=yes,mode=get-data")?;
+    assert!(said.contains("leave out batch=yes"), "{said}");
     Ok(())
 }
 

@@ -44,6 +44,12 @@ pub(super) const TESTS: &[Test] = &[
     test("ublk/stress_07", "kill -9 under load, reissue, with every queue served by all threads", || {
         kill(Recovery::Reissue, "per-io-daemon", 2)
     }),
+    test("ublk/stress_08", "deleting a device with batches under load: requests end, nothing hangs", || {
+        super::life::delete_under_load("batch=yes", Features::BATCH_IO)
+    }),
+    test("ublk/stress_09", "kill -9 under load, reissue, with batches", || {
+        kill(Recovery::Reissue, "batch=yes", 2)
+    }),
     test("ublk/kill_verify", "fio verifies everything across two kills", kill_under_fio),
     test("ublk/recover_mounted", "ext4 stays mounted across a kill, and is clean", kill_under_file_system),
     test(
@@ -57,6 +63,7 @@ pub(super) const TESTS: &[Test] = &[
     test("ublk/recover_04", "the same with buffers that register themselves", || {
         upgrade("mode=auto-zero-copy")
     }),
+    test("ublk/recover_batch", "the same with batches", || upgrade("batch=yes")),
     test("ublk/supervise", "--supervise brings a killed server back on the same device", supervised),
     soak("ublk/soak_reissue", "three hundred kills under load, reissue", || {
         kill(Recovery::Reissue, "mode=copy", 300)
@@ -69,6 +76,9 @@ pub(super) const TESTS: &[Test] = &[
     }),
     soak("ublk/soak_user_copy", "three hundred kills under load, user copy", || {
         kill(Recovery::Reissue, "mode=user-copy", 300)
+    }),
+    soak("ublk/soak_batch", "three hundred kills under load, batches", || {
+        kill(Recovery::Reissue, "batch=yes", 300)
     }),
     soak("ublk/soak_zero_copy", "three hundred kills under load, registered buffers", || {
         kill(Recovery::Reissue, "mode=auto-zero-copy", 300)
@@ -139,6 +149,7 @@ fn features_for(option: &str) -> Features {
     match option.strip_prefix("mode=") {
         Some(mode) => mode.parse::<DataMode>().expect("a mode").features(),
         None if option == "per-io-daemon" => Features::PER_IO_DAEMON,
+        None if option == "batch=yes" => Features::BATCH_IO,
         None => Features::NONE,
     }
 }
@@ -299,8 +310,7 @@ fn die_in_recovery() -> Done {
 }
 
 fn upgrade(options: &str) -> Done {
-    needs(Features::QUIESCE)?;
-    needs(features_for(options))?;
+    needs(features_for(options).with(Features::QUIESCE))?;
     needs_recovery(Recovery::Reissue)?;
     let mut ublk = Ublk::file(16 << 20, &format!("recovery=reissue,{options}"))?;
     let writer = Writer::start(&ublk.disk, 4);

@@ -7,7 +7,10 @@ use crate::server::Sandbox;
 use crate::tools::{run_within, until, wait_within};
 use exports::ublk::DataMode;
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use ublk::{Features, State};
 
@@ -45,6 +48,11 @@ pub(super) const TESTS: &[Test] = &[
     test("ublk/params_01", "limits that the driver does not take are refused with the reason", params),
     test("ublk/no_driver", "without the driver, the message says what to do", no_driver),
     test("ublk/no_permission", "without permission, the message says what to do", no_permission),
+    test(
+        "ublk/unprivileged",
+        "an ordinary user makes, uses and deletes a device; nobody else but root can open it",
+        unprivileged,
+    ),
     test("ublk/taken_number", "a number that is taken is refused with the reason", taken_number),
     test("ublk/many", "forty devices in one process come and go", many),
     test("ublk/memory", "writeback of more than fits in memory, through our own device", memory_pressure),
@@ -85,7 +93,7 @@ fn mounted() -> Done {
     Ok(())
 }
 
-fn delete_under_load(options: &str, features: Features) -> Done {
+pub(super) fn delete_under_load(options: &str, features: Features) -> Done {
     needs(features)?;
     let mut ublk = Ublk::file(64 << 20, options)?;
     for _ in 0..2 {
@@ -94,7 +102,10 @@ fn delete_under_load(options: &str, features: Features) -> Done {
             .fio(&["--rw=randrw", "--size=64M", "--time_based", "--runtime=30"])
             .spawn()
             .expect("fio");
-        std::thread::sleep(Duration::from_millis(700));
+        let writes = || ublk.disk.attribute("stat").split_whitespace().nth(4).map(str::to_owned);
+        let begun = until(Duration::from_secs(20), || (writes()? != "0").then_some(()));
+        assert!(begun.is_some(), "fio does not begin");
+        std::thread::sleep(Duration::from_millis(300));
         ublk.command(&["del", "disk", "--force"]).ok();
         assert!(ublk.server.wait().success(), "the server did not end well");
         // It fails, as it must; but it ends.
@@ -159,7 +170,9 @@ fn stuck(options: &str) -> Result<Ublk, Skip> {
 }
 
 fn stuck_server() -> Done {
-    let mut ublk = stuck("recovery=none,no-part-scan").or_else(|_| stuck("recovery=none"))?;
+    // A scan would wait for the first answer, and START_DEV for the scan.
+    needs(Features::NO_AUTO_PART_SCAN)?;
+    let mut ublk = stuck("recovery=none,no-part-scan")?;
     let mut fio = ublk.disk.fio(&["--rw=randread", "--size=1M"]).spawn().expect("fio");
     std::thread::sleep(Duration::from_millis(1500));
     ublk.server.kill();
@@ -263,6 +276,108 @@ fn no_permission() -> Done {
     command.args(["serve", "null:64M", "--ublk"]).env("BLOCKYARD_RUN", &nobody);
     let said = run_within(&mut command, Duration::from_secs(20)).failed_with(1);
     assert!(said.contains("root"), "{said}");
+    Ok(())
+}
+
+/// What udev does by a rule of two lines: nodes of ublk devices are given to a user as they come.
+struct Udev {
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+/// The user, and another one.
+const OWNER: u32 = 65534;
+const STRANGER: u32 = 65533;
+
+impl Udev {
+    fn start() -> Udev {
+        let chown = |path: &Path| {
+            let _ = std::os::unix::fs::chown(path, Some(OWNER), Some(OWNER));
+        };
+        chown(Path::new("/dev/ublk-control"));
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let thread = std::thread::spawn(move || {
+            while !stopped.load(Relaxed) {
+                for entry in std::fs::read_dir("/dev").into_iter().flatten().flatten() {
+                    let name = entry.file_name();
+                    let is_ours = name.to_str().is_some_and(|name| {
+                        ["ublkc", "ublkb"].iter().any(|beginning| name.starts_with(beginning))
+                    });
+                    if is_ours && entry.metadata().is_ok_and(|metadata| metadata.uid() != OWNER) {
+                        chown(&entry.path());
+                    }
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        Udev { stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Udev {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        let _ = std::os::unix::fs::chown("/dev/ublk-control", Some(0), Some(0));
+    }
+}
+
+fn unprivileged() -> Done {
+    needs(Features::UNPRIVILEGED_DEV)?;
+    let driver = driver()?;
+    let sandbox = Sandbox::default();
+    let home = sandbox.path("home");
+    std::fs::create_dir(&home).expect("a folder");
+    let open_up =
+        format!("chmod 755 {}; chown {OWNER}:{OWNER} {}", sandbox.path("").display(), home.display());
+    tool(&["sh", "-c", &open_up]).ok();
+    let as_user = |user: u32, words: &[&str]| {
+        let mut command = sandbox.command("setpriv");
+        let user = user.to_string();
+        command.args(["--reuid", &user, "--regid", &user, "--clear-groups"]).args(words);
+        command.env("BLOCKYARD_RUN", home.join("run")).env("HOME", &home);
+        command
+    };
+    let binary = crate::server::binary().to_string_lossy().into_owned();
+    let run = |words: &[&str]| run_within(&mut as_user(OWNER, words), Duration::from_secs(20));
+    {
+        // Without anybody to give nodes away, it is said what is missing.
+        let said = run(&[&binary, "serve", "ram:16M", "--ublk=unprivileged"]).failed_with(1);
+        assert!(said.contains("ublk-control"), "{said}");
+    }
+    let _udev = Udev::start();
+    let mut server = sandbox.start(
+        &mut as_user(OWNER, &[&binary, "serve", "ram:16M", "--name", "disk", "--ublk=unprivileged"]),
+        1,
+    );
+    let path = server.uri().to_owned();
+    let given = |path: &str| std::fs::metadata(path).is_ok_and(|metadata| metadata.uid() == OWNER);
+    assert!(until(Duration::from_secs(5), || given(&path).then_some(())).is_some(), "{path} stays root's");
+    let copy = format!(
+        "dd if=/dev/urandom of={0}/a bs=64k count=16 && dd if={0}/a of={1} bs=64k oflag=direct && \
+         dd if={1} of={0}/b bs=64k count=16 iflag=direct && cmp {0}/a {0}/b",
+        home.display(),
+        path
+    );
+    run(&["sh", "-c", &copy]).ok();
+    let number = path.trim_start_matches("/dev/ublkb").parse().expect("a number");
+    let info = driver.info(number).expect("root may ask");
+    assert!(info.features().has(Features::UNPRIVILEGED_DEV), "{:?}", info.features());
+    assert_eq!((info.owner_uid, info.owner_gid), (OWNER, OWNER));
+    // Whatever the node's mode allows, the driver lets nobody else in but root.
+    tool(&["chmod", "666", &path]).ok();
+    let open = format!("head -c 512 {path} >/dev/null");
+    run_within(&mut as_user(STRANGER, &["sh", "-c", &open]), Duration::from_secs(20)).failed();
+    tool(&["sh", "-c", &open]).ok();
+    let shown = run(&[&binary, "show", "disk"]).ok();
+    assert!(shown.contains("UNPRIVILEGED_DEV"), "{shown}");
+    run(&[&binary, "del", "disk"]).ok();
+    assert!(server.wait().success(), "the server did not end well");
+    let gone = until(Duration::from_secs(10), || driver.devices().is_empty().then_some(()));
+    assert!(gone.is_some(), "{:?} are left", driver.devices());
     Ok(())
 }
 

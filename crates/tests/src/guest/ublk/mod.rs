@@ -92,6 +92,14 @@ impl Ublk {
         Ublk::start(len, "file:{image}", options, &[])
     }
 
+    /// What a server says that refuses these options.
+    #[track_caller]
+    fn refused(options: &str) -> Result<String, Skip> {
+        driver()?;
+        let sandbox = Sandbox::default();
+        Ok(sandbox.run(&["serve", "null:64M", &format!("--ublk={options}")]).failed_with(1))
+    }
+
     /// The N of `/dev/ublkbN`.
     fn number(&self) -> u32 {
         self.disk.name().trim_start_matches("ublkb").parse().expect("a number")
