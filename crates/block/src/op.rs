@@ -131,6 +131,11 @@ impl Flags {
         Flags(self.0 & !other.0)
     }
 
+    /// As a number, for whoever writes requests down.
+    pub const fn bits(self) -> u8 {
+        self.0
+    }
+
     /// Whether all of `other` are in this set.
     pub const fn has(self, other: Flags) -> bool {
         self.0 & other.0 == other.0

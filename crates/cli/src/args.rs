@@ -48,6 +48,8 @@ pub(crate) enum Command {
     Resume(ResumeArgs),
     /// Report I/O statistics, in iostat's columns
     Stat(StatArgs),
+    /// Record what happens to a device's requests, as blktrace does
+    Trace(TraceArgs),
     /// Set up and control loop devices, with losetup's own options and output
     #[command(disable_help_flag = true)]
     Losetup(LosetupArgs),
@@ -389,6 +391,64 @@ pub(crate) struct StatArgs {
     pub(crate) words: Vec<String>,
     #[command(flatten)]
     pub(crate) output: Output,
+}
+
+#[derive(Args, Debug)]
+#[command(override_usage = "blockyard trace NAME [-o PREFIX] [-w SECONDS] [OPTIONS]\n       \
+                            blockyard trace NAME start|stop|end|filter [OPTIONS]")]
+#[command(after_help = "\
+With -o, one file for each hardware queue: PREFIX.blktrace.0, .1, ... for blkparse -i PREFIX, btt, iowatcher -t
+PREFIX and fio --read_iolog. Without it, blkparse's lines as things happen. Until interrupted, or for -w SECONDS.
+
+While a trace runs, stop has it tell nothing until start, filter gives it another filter, and end ends it.
+
+Actions: Q queued, X split, A remapped, G got, I inserted, D issued, C completed, R requeued, or the names queue,
+split, remap, get, insert, issue, complete, requeue. blkparse shows a queue as a CPU, its thread as the process.
+What comes faster than it is taken is dropped and counted; I/O never waits for a trace.")]
+pub(crate) struct TraceArgs {
+    /// The device
+    pub(crate) name: String,
+    /// What to do with a trace that runs: start, stop, end or filter
+    #[arg(value_name = "ACTION")]
+    pub(crate) action: Option<String>,
+    /// Where it goes: the beginning of the files' names, or - for stdout
+    #[arg(short = 'o', long, value_name = "PREFIX")]
+    pub(crate) output: Option<String>,
+    /// End after so many seconds
+    #[arg(short = 'w', long = "stopwatch", value_name = "SECONDS")]
+    pub(crate) seconds: Option<f64>,
+    /// Only these, with commas: Q,D,C
+    #[arg(short = 'a', long, value_name = "ACTIONS")]
+    pub(crate) actions: Option<String>,
+    /// Only these operations, with commas: read,write,flush,discard,write-zeroes,prefetch,zone-append
+    #[arg(long, value_name = "OPERATIONS")]
+    pub(crate) ops: Option<String>,
+    /// Only what touches these sectors of 512 bytes: START-END, START- or -END
+    #[arg(long, value_name = "RANGE")]
+    pub(crate) sectors: Option<String>,
+    /// Tell of each piece of a split request that it was queued, so that btt, which does not know splits, times them
+    #[arg(long)]
+    pub(crate) queue_children: bool,
+    /// One time for all that happens in one turn of a queue's thread: cheaper
+    #[arg(long)]
+    pub(crate) coarse: bool,
+    /// Memory for each queue's events that were not taken yet [default: 1M]
+    #[arg(short = 'b', long, value_name = "SIZE")]
+    pub(crate) buffer: Option<String>,
+    /// What is written [default: text, with -o blktrace]
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) format: Option<TraceFormat>,
+}
+
+/// What a trace is written as.
+#[derive(clap::ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TraceFormat {
+    /// blktrace's files, version 7
+    Blktrace,
+    /// blkparse's lines
+    Text,
+    /// A Chrome trace (JSON) for Perfetto, PREFIX.json
+    Perfetto,
 }
 
 /// How answers are written.

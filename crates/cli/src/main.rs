@@ -30,6 +30,7 @@ mod serving;
 mod signals;
 mod stat;
 mod supervise;
+mod trace;
 
 use args::{Cli, Command};
 use clap::Parser;
@@ -67,6 +68,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Suspend(args) => change::suspend(&args),
         Command::Resume(args) => change::resume(&args),
         Command::Stat(args) => stat::stat(&args),
+        Command::Trace(args) => trace::trace(&args),
         Command::Losetup(args) => Ok(losetup::losetup(&args.words)),
         Command::LoopDevice { words } => Ok(loop_device(&words)),
         Command::Completions { shell } => pages::completions(shell),

@@ -8,10 +8,12 @@ use engine::cycle;
 use engine::host::Host;
 use engine::rundir::{NameClaim, RunDir};
 use engine::spec::DeviceName;
+use engine::trace::TraceOptions;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::Notify;
+use tokio::sync::mpsc::Receiver;
 
 pub(crate) struct Served {
     host: Arc<Host>,
@@ -84,6 +86,10 @@ impl Yard for Served {
             }
             done
         })
+    }
+
+    fn trace(self: Arc<Self>, name: &str, options: TraceOptions) -> Result<Receiver<Vec<u8>>, ControlError> {
+        self.host.start_trace(name, options)
     }
 
     fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), ControlError>> {

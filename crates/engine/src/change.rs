@@ -12,6 +12,7 @@ use crate::device::{Device, DeviceError, Form};
 use crate::host::{Host, HostError};
 use crate::reactor::Step;
 use crate::spec::{Bytes, Direct, StackSpec};
+use crate::trace::{TraceChange, TraceError};
 use crate::tree::{Remake, Tree};
 use backends::{Backend, File};
 use serde::{Deserialize, Serialize};
@@ -45,6 +46,8 @@ pub enum Change {
     },
     /// Carry out what was held back, and go on.
     Resume,
+    /// Of the trace that is made of it.
+    Trace(TraceChange),
     /// Leave it to another process: nothing is under way any more, and this process ends.
     Leave,
 }
@@ -69,6 +72,9 @@ pub enum ChangeError {
     /// It would change for some of its users only.
     #[error("the kernel reads and writes its file past us, and would go on (show it without passthrough)")]
     PassedBy,
+    /// Its trace.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
     /// Requests that are under way do not end.
     #[error(
         "requests that are under way did not end within {} s: it goes on as it was (look at its backend)",
@@ -90,7 +96,9 @@ impl Host {
         if !self.device(name).is_some_and(|now| Arc::ptr_eq(&now, &device)) {
             return Err(HostError::NoDevice);
         }
-        if !matches!(change, Change::Resize { .. } | Change::Resume) && self.is_passed_by(&device) {
+        if !matches!(change, Change::Resize { .. } | Change::Resume | Change::Trace(_))
+            && self.is_passed_by(&device)
+        {
             return Err(ChangeError::PassedBy.into());
         }
         match change {
@@ -103,6 +111,7 @@ impl Host {
             }
             Change::Resize { size, shrink } => self.resize(&device, size.map(Bytes), shrink).await,
             Change::Suspend { flush } => self.suspend(&device, flush).await,
+            Change::Trace(change) => Ok(Host::change_trace(&device, &change).map_err(ChangeError::from)?),
             Change::Leave => self.leave_device(name).await,
             Change::Resume => {
                 self.resume(&device);

@@ -6,6 +6,7 @@
 use crate::dial::DialError;
 use crate::reactor::Nudge;
 use crate::spec::{DeviceName, Format, LayerSpec, StackSpec};
+use crate::trace::Session;
 use crate::tree::{self, Tree};
 pub use crate::tree::{CowError, PartError};
 pub(crate) use crate::tree::{Held, Mounted};
@@ -126,6 +127,8 @@ pub struct Device {
     /// What queues that are gone have counted.
     past: Mutex<Snapshot>,
     opened: Instant,
+    /// Who listens to its queues; none: nobody.
+    trace: Mutex<Option<Arc<Session>>>,
 }
 
 impl Device {
@@ -147,6 +150,7 @@ impl Device {
             lanes: Mutex::default(),
             past: Mutex::default(),
             opened: Instant::now(),
+            trace: Mutex::default(),
         })
     }
 
@@ -310,6 +314,35 @@ impl Device {
     /// What queues that are gone have counted.
     pub fn past(&self) -> Snapshot {
         self.past.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Who listens to its queues.
+    pub(crate) fn trace(&self) -> Option<Arc<Session>> {
+        self.lock_trace().clone()
+    }
+
+    /// Have it listened to from now on, unless it is. Whether it was not.
+    pub(crate) fn begin_trace(&self, session: &Arc<Session>) -> bool {
+        let mut trace = self.lock_trace();
+        let free = trace.is_none();
+        if free {
+            *trace = Some(session.clone());
+        }
+        free
+    }
+
+    /// Nobody listens any more.
+    pub(crate) fn end_trace(&self) {
+        *self.lock_trace() = None;
+    }
+
+    fn lock_trace(&self) -> std::sync::MutexGuard<'_, Option<Arc<Session>>> {
+        self.trace.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What its nodes are to a trace.
+    pub(crate) fn places(&self) -> Vec<trace::Place> {
+        self.form().tree.places()
     }
 
     /// How long it has been there.

@@ -437,6 +437,9 @@ impl Host {
         lock(&self.shown).retain(|shown| !Arc::ptr_eq(&shown.device, &device));
         self.drop_unused_listeners();
         let well = self.retire(&device).await;
+        if let Some(session) = device.trace() {
+            session.end();
+        }
         let mut result = if well { Ok(()) } else { Err(HostError::Flush) };
         for export in exports {
             let removed = export.closed().await;

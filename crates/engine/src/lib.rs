@@ -18,6 +18,7 @@ pub mod rundir;
 pub mod spec;
 mod start;
 pub mod topology;
+pub mod trace;
 mod tree;
 pub mod ublk;
 mod ublk_lane;

@@ -62,6 +62,8 @@ enum Mail {
     Abort(Arc<Device>),
     /// A step of a live change of the device.
     Step(Arc<Device>, Step),
+    /// Have the device's queues listened to by whoever traces it, or by nobody; answer when that is so.
+    Listen(Arc<Device>, oneshot::Sender<()>),
     /// Let the nodes of a queue look at what was brought to them.
     Nudge(QueueId),
     /// Answer: a turn has begun, and whether no request is on its way between a queue and the ublk driver.
@@ -152,6 +154,13 @@ impl Reactor {
     /// Take a step of a live change.
     pub(crate) fn step(&self, device: Arc<Device>, step: Step) {
         self.post(Mail::Step(device, step));
+    }
+
+    /// Have the device's queues listened to by whoever traces it now, or by nobody; ends when that is so.
+    pub(crate) fn listen(&self, device: Arc<Device>) -> oneshot::Receiver<()> {
+        let (done, is_done) = oneshot::channel();
+        self.post(Mail::Listen(device, done));
+        is_done
     }
 
     /// Stop the thread and wait for it. Its queues must have been retired.
@@ -315,6 +324,10 @@ impl State {
                     self.fronts.close_lane(hosted.lane.queue, true, turn);
                 }
             }
+            Mail::Listen(device, done) => {
+                self.positions(&device).for_each(|position| self.listen(position));
+                let _ = done.send(());
+            }
             Mail::Nudge(queue) => self.queues.nudge(queue),
             Mail::Turned(done) => drop(done.send(self.fronts.ublk.is_idle())),
             Mail::Stop => self.stopping = true,
@@ -371,7 +384,19 @@ impl State {
         let lane = Lane { queue: id, depth, facts, shown };
         let (device, alone) = (device.clone(), tags.is_some());
         self.hosted.push(Hosted { device, lane, alone, held, before: None, retiring: Retiring::No });
+        self.listen(self.hosted.len() - 1);
         Ok(self.hosted.len() - 1)
+    }
+
+    /// Have a queue listened to by whoever traces its device, or by nobody.
+    fn listen(&mut self, position: usize) {
+        let Hosted { device, lane, .. } = &self.hosted[position];
+        let probe = device.trace().map(|session| {
+            let tid = gettid().as_raw_nonzero().get();
+            let tracer = session.tracer(self.number, tid, lane.queue, lane.depth, device.places());
+            Box::new(tracer) as Box<dyn queue::Probe>
+        });
+        self.queues.get_mut(lane.queue).set_probe(probe);
     }
 
     fn retire(&mut self, device: &Arc<Device>, done: oneshot::Sender<bool>) {

@@ -5,8 +5,10 @@ use crate::control::{BoxFuture, ControlError, Counted, DeviceInfo, QueueInfo, Ya
 use crate::device::Device;
 use crate::host::{Host, HostError};
 use crate::spec::StackSpec;
+use crate::trace::TraceOptions;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tokio::sync::mpsc::Receiver;
 
 impl Yard for Host {
     fn devices(&self) -> Vec<DeviceInfo> {
@@ -31,6 +33,10 @@ impl Yard for Host {
 
     fn change<'a>(&'a self, name: &'a str, change: Change) -> BoxFuture<'a, Result<(), ControlError>> {
         Box::pin(async move { Host::change(self, name, change).await.map_err(refusal) })
+    }
+
+    fn trace(self: Arc<Self>, name: &str, options: TraceOptions) -> Result<Receiver<Vec<u8>>, ControlError> {
+        self.start_trace(name, options)
     }
 
     fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), ControlError>> {

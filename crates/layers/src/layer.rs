@@ -26,6 +26,12 @@ pub trait Layer<R: Ring>: Send + Sync {
         true
     }
 
+    /// Whether requests reach what stands below with the addresses that they came with: to a trace, the two are then
+    /// one device.
+    fn keeps_addresses(&self) -> bool {
+        false
+    }
+
     /// The node of one hardware queue. `whole`: what [`profile`](Layer::profile) said.
     fn node(&self, whole: &Profile, below: &[NodeId]) -> Box<dyn Node<R>>;
 

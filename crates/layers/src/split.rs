@@ -19,7 +19,7 @@ mod tests;
 
 use block::{Bytes, Cookie, Data, Flags, Op, QueueLimits, Request, Status};
 use cuts::Cuts;
-use queue::{ChildKind, Cx, Event, Node, NodeId, Point, Ring, Verdict};
+use queue::{ChildKind, Cx, Event, Node, NodeId, Ring, Verdict};
 
 pub use shared::SplitLayer;
 
@@ -121,7 +121,7 @@ impl Split {
                 if req.op.moves_data() {
                     rest.data = cx.advance(piece.data, len);
                 }
-                cx.probe(|| Point::new(io.tag, &piece, Event::Split { rest: piece.end() }));
+                cx.probe(io.tag, &piece, Event::Split { rest: piece.end() });
             }
             if let (true, Data::One(segment)) = (req.op.moves_data(), piece.data) {
                 piece.data = Data::One(segment.slice(0, piece.len.0 as u32));

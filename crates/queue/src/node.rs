@@ -2,7 +2,7 @@
 
 use crate::segments::{SegmentList, Segments, advance};
 use crate::sockets::{NodeEvent, SocketOwner, alarm_cookie};
-use crate::{FileId, FileOp, IoId, Nanos, Patience, Point, Probe, QueueId, Ring, RingFull};
+use crate::{Event, FileId, FileOp, IoId, Nanos, Patience, Point, Probe, QueueId, Ring, RingFull};
 use block::{Cookie, Data, Request, Segment, Status, Tag};
 use std::collections::VecDeque;
 
@@ -258,12 +258,17 @@ impl<R: Ring> Cx<'_, R> {
         self.ring.cancel(IoId { queue: self.common.queue, cookie: io });
     }
 
-    /// Say that a point of a request's life was passed, if anyone listens.
+    /// Say that something happened at this node to the request under `tag`, as it stands, if anyone listens.
     #[inline]
-    pub fn probe(&mut self, point: impl FnOnce() -> Point) {
+    pub fn probe(&mut self, tag: Tag, req: &Request, event: Event) {
+        self.probe_at(tag, 0, req, event);
+    }
+
+    /// The same `depth` nodes down.
+    #[inline]
+    pub(crate) fn probe_at(&mut self, tag: Tag, depth: u8, req: &Request, event: Event) {
         if let Some(probe) = &mut self.common.probe {
-            let now = self.ring.now();
-            probe.point(now, point());
+            probe.point(self.ring.now(), Point::new(tag, self.node, depth, req, event));
         }
     }
 }

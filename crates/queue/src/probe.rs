@@ -1,35 +1,39 @@
 //! Probe points: the life of a request, for whoever traces it. Off, each costs one untaken branch.
 
-use crate::Nanos;
-use block::{Bytes, Op, Request, Status, Tag};
+use crate::{Nanos, NodeId};
+use block::{Bytes, Flags, Op, Request, Status, Tag};
 
 /// What happened to a request. The letters are blktrace's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
     /// `Q`: it arrived from the front-end.
     Queued,
+    /// A layer was handed it.
+    Entered,
     /// `X`: it was split; the range is the head's, `rest` is where the remainder begins.
     Split {
         /// Where the remainder begins.
         rest: Bytes,
     },
-    /// `G`: it, or a piece of it, is about to go to a backend under this tag.
-    Got,
-    /// `I`: it is in line for the backend.
-    Inserted,
-    /// `D`: the backend has it.
+    /// `D`: a backend has it. Where nothing in the stack holds requests in line, a tracer shows it as got (`G`),
+    /// inserted (`I`) and issued in one step.
     Issued,
     /// `C`: the backend is done with it.
     Completed {
         /// How it ended.
         status: Status,
     },
-    /// `R`: the backend had no room; it will be offered again.
+    /// A layer is done with it.
+    Left {
+        /// How it ended.
+        status: Status,
+    },
+    /// `R`: the node had no room; it will be offered again.
     Requeued,
-    /// `A`: it was moved to another address on the device below.
-    Remapped {
-        /// Where it was before.
-        from: Bytes,
+    /// It is over, and the front-end's again.
+    Done {
+        /// How it ended.
+        status: Status,
     },
 }
 
@@ -38,8 +42,14 @@ pub enum Event {
 pub struct Point {
     /// The slot it was in.
     pub tag: Tag,
+    /// The node that it happened at.
+    pub node: NodeId,
+    /// How many nodes down it is: 1 at the first that the tag has been handed to.
+    pub depth: u8,
     /// What it is.
     pub op: Op,
+    /// How it is to be done.
+    pub flags: Flags,
     /// Its range then.
     pub offset: Bytes,
     /// How long.
@@ -50,8 +60,8 @@ pub struct Point {
 
 impl Point {
     /// What happened to `req`, as it stands.
-    pub fn new(tag: Tag, req: &Request, event: Event) -> Point {
-        Point { tag, op: req.op, offset: req.offset, len: req.len, event }
+    pub fn new(tag: Tag, node: NodeId, depth: u8, req: &Request, event: Event) -> Point {
+        Point { tag, node, depth, op: req.op, flags: req.flags, offset: req.offset, len: req.len, event }
     }
 }
 

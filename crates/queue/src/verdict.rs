@@ -342,7 +342,7 @@ impl<R: Ring> Queue<R> {
         }
         self.in_flight += 1;
         if let Some(probe) = &mut self.common.probe {
-            probe.point(ring.now(), Point::new(tag, &req, Event::Queued));
+            probe.point(ring.now(), Point::new(tag, NodeId::TOP, 0, &req, Event::Queued));
         }
         if self.frozen {
             slot.state = State::Parked;
@@ -548,16 +548,21 @@ impl<R: Ring> Queue<R> {
                         slot.generation = slot.generation.wrapping_add(2);
                         let io = Cookie { tag, generation: slot.generation };
                         cx.node = node;
-                        if PROBED && self.leaf[node.index()] {
-                            issue_points(&mut cx, tag, &slot.req);
+                        if PROBED {
+                            let leaf = self.leaf[node.index()];
+                            let event = if leaf { Event::Issued } else { Event::Entered };
+                            cx.probe_at(tag, slot.depth, &slot.req, event);
                         }
                         self.nodes[node.index()].submit(io, &mut slot.req, &mut cx)
                     }
                 }
                 Verdict::Up(status) => {
                     slot.depth -= 1;
-                    if PROBED && self.leaf[slot.path[usize::from(slot.depth)].index()] {
-                        cx.probe(|| Point::new(tag, &slot.req, Event::Completed { status }));
+                    if PROBED {
+                        cx.node = slot.path[usize::from(slot.depth)];
+                        let leaf = self.leaf[cx.node.index()];
+                        let event = if leaf { Event::Completed { status } } else { Event::Left { status } };
+                        cx.probe_at(tag, slot.depth + 1, &slot.req, event);
                     }
                     if slot.depth > 0 {
                         cx.node = slot.path[usize::from(slot.depth) - 1];
@@ -575,6 +580,10 @@ impl<R: Ring> Queue<R> {
                         let status = slot.end(status, &mut self.ended);
                         let Some(parent) = slot.parent.take() else {
                             self.in_flight -= 1;
+                            if PROBED {
+                                cx.node = NodeId::TOP;
+                                cx.probe_at(tag, 0, &slot.req, Event::Done { status });
+                            }
                             return self.done.push(Done { tag, owner: slot.owner, status });
                         };
                         let child = slot.req;
@@ -591,7 +600,8 @@ impl<R: Ring> Queue<R> {
                 }
                 Verdict::Busy => {
                     slot.state = State::Parked;
-                    cx.probe(|| Point::new(tag, &slot.req, Event::Requeued));
+                    cx.node = slot.path[usize::from(slot.depth) - 1];
+                    cx.probe_at(tag, slot.depth, &slot.req, Event::Requeued);
                     return self.parked.push_back(tag);
                 }
             };
@@ -622,13 +632,5 @@ impl Slot {
         assert!(self.state == State::Held && self.generation == io.generation, "a child outlived {io:?}");
         self.state = State::Moving;
         self.path[usize::from(self.depth) - 1]
-    }
-}
-
-/// A request reaches a backend: to a tracer it is got, inserted and issued in one step.
-#[cold]
-fn issue_points<R: Ring>(cx: &mut Cx<'_, R>, tag: Tag, req: &Request) {
-    for event in [Event::Got, Event::Inserted, Event::Issued] {
-        cx.probe(|| Point::new(tag, req, event));
     }
 }

@@ -20,7 +20,7 @@ const fn room(name: &'static str, may_use: &'static [&'static str]) -> Room {
 }
 
 const ALL: &[&str] =
-    &["block", "queue", "ring", "ublk", "sim", "layers", "backends", "proto", "exports", "engine"];
+    &["block", "queue", "ring", "ublk", "sim", "trace", "layers", "backends", "proto", "exports", "engine"];
 
 /// Every room of the workspace, lowest first.
 pub const ROOMS: &[Room] = &[
@@ -30,6 +30,7 @@ pub const ROOMS: &[Room] = &[
     room("ublk", &["block"]),
     room("partition", &["block"]),
     room("sim", &["block", "queue"]),
+    room("trace", &["block", "queue"]),
     room("layers", &["block", "queue"]),
     room("proto", &["block"]),
     room("backends", &["block", "queue", "ring", "proto"]),
@@ -50,6 +51,7 @@ pub const ROOMS: &[Room] = &[
             "ring",
             "ublk",
             "partition",
+            "trace",
             "layers",
             "backends",
             "images",
@@ -59,7 +61,7 @@ pub const ROOMS: &[Room] = &[
             "exports",
         ],
     ),
-    room("cli", &["engine"]),
+    room("cli", &["engine", "trace"]),
     room("web", &["engine"]),
     room("xtask", &[]),
     room("bench", ALL),

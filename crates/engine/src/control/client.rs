@@ -1,8 +1,11 @@
 //! The client half: one request, one connection.
 
 use super::{Change, ControlError, DeviceInfo, DeviceStats, Version};
+use crate::trace::TraceOptions;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{Connection, SendRequest};
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
@@ -12,6 +15,38 @@ use tokio::net::UnixStream;
 
 /// How long a process may take to tell about itself. A deletion may take as long as it needs: it drains.
 const ANSWER_TIME: Duration = Duration::from_secs(5);
+
+/// The connection's own work.
+type Speaking = Connection<TokioIo<UnixStream>, Full<Bytes>>;
+
+/// A trace on its way. It ends when this is dropped.
+pub struct TraceStream {
+    body: Incoming,
+    client: ControlClient,
+    connection: tokio::task::JoinHandle<hyper::Result<()>>,
+    /// With it the connection would be closed.
+    _sender: SendRequest<Full<Bytes>>,
+}
+
+impl TraceStream {
+    /// What came next; `None`: nothing more comes.
+    ///
+    /// # Errors
+    /// The connection broke.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
+        match self.body.frame().await {
+            None => Ok(None),
+            Some(Ok(frame)) => Ok(Some(frame.into_data().unwrap_or_default())),
+            Some(Err(why)) => Err(self.client.broken(why)),
+        }
+    }
+}
+
+impl Drop for TraceStream {
+    fn drop(&mut self) {
+        self.connection.abort();
+    }
+}
 
 /// Why there is no answer, or what the answer says.
 #[derive(Debug, thiserror::Error)]
@@ -117,6 +152,24 @@ impl ControlClient {
         self.send(Method::PATCH, &format!("/devices/{name}"), body).await.map(|_| ())
     }
 
+    /// Traces a device: what comes of it, as long as it is taken.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn trace(&self, name: &str, options: &TraceOptions) -> Result<TraceStream, ClientError> {
+        let body = serde_json::to_vec(options).map_err(|why| self.broken(why))?;
+        let (mut sender, connection) = self.connect().await?;
+        let connection = tokio::spawn(connection);
+        let request = self.request(Method::POST, &format!("/devices/{name}/trace"), body)?;
+        let response = sender.send_request(request).await.map_err(|why| self.broken(why))?;
+        let status = response.status();
+        if !status.is_success() {
+            let body = response.into_body().collect().await.map_err(|why| self.broken(why))?;
+            return Err(self.refusal(status, &body.to_bytes()));
+        }
+        Ok(TraceStream { body: response.into_body(), client: self.clone(), connection, _sender: sender })
+    }
+
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         let answer = tokio::time::timeout(ANSWER_TIME, self.ask(Method::GET, path)).await;
         let body = answer.map_err(|_| ClientError::Timeout { path: self.socket.clone() })??;
@@ -132,20 +185,8 @@ impl ControlClient {
     }
 
     async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes, ClientError> {
-        let stream = UnixStream::connect(&self.socket)
-            .await
-            .map_err(|source| ClientError::Connect { path: self.socket.clone(), source })?;
-        let request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header(hyper::header::HOST, "blockyard")
-            .header(hyper::header::CONNECTION, "close")
-            .header(hyper::header::CONTENT_TYPE, "application/json")
-            .body(Full::<Bytes>::from(body))
-            .map_err(|why| self.broken(why))?;
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-            .await
-            .map_err(|why| self.broken(why))?;
+        let request = self.request(method, path, body)?;
+        let (mut sender, connection) = self.connect().await?;
         // What goes wrong on the connection shows in the answer.
         let connection = tokio::spawn(connection);
         let answer = async {
@@ -157,6 +198,30 @@ impl ControlClient {
         connection.abort();
         let (status, body) = answer.map_err(|why| self.broken(why))?;
         if status.is_success() { Ok(body) } else { Err(self.refusal(status, &body)) }
+    }
+
+    fn request(
+        &self,
+        method: Method,
+        path: &str,
+        body: Vec<u8>,
+    ) -> Result<Request<Full<Bytes>>, ClientError> {
+        Request::builder()
+            .method(method)
+            .uri(path)
+            .header(hyper::header::HOST, "blockyard")
+            .header(hyper::header::CONNECTION, "close")
+            .header(hyper::header::CONTENT_TYPE, "application/json")
+            .body(Full::<Bytes>::from(body))
+            .map_err(|why| self.broken(why))
+    }
+
+    async fn connect(&self) -> Result<(SendRequest<Full<Bytes>>, Speaking), ClientError> {
+        let stream = UnixStream::connect(&self.socket)
+            .await
+            .map_err(|source| ClientError::Connect { path: self.socket.clone(), source })?;
+        let shaken = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+        shaken.map_err(|why| self.broken(why))
     }
 
     fn refusal(&self, status: StatusCode, body: &[u8]) -> ClientError {

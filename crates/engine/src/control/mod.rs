@@ -5,6 +5,7 @@
 //! GET    /devices               all devices
 //! GET    /devices/NAME          one
 //! GET    /devices/NAME/stats    what it counted
+//! POST   /devices/NAME/trace    trace it: `TraceOptions` in, a stream of `trace::wire` frames out
 //! PATCH  /devices/NAME          change it while it is served: a `Change`
 //! DELETE /devices/NAME          drain, flush and remove it; with ?force also while it is in use
 //! GET    /metrics               all of it for Prometheus
@@ -19,15 +20,18 @@ mod metrics;
 mod server;
 mod stats;
 
-pub use client::{ClientError, ControlClient};
+pub use client::{ClientError, ControlClient, TraceStream};
 pub use server::serve;
 pub use stats::{DeviceStats, Latency, OpStats, QueueFields};
 
 use crate::change::Change;
+use crate::trace::TraceOptions;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::mpsc::Receiver;
 
 /// What a device is made of and how it stands.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -152,6 +156,13 @@ pub trait Yard: Send + Sync + 'static {
     ///
     /// The future ends when that is done, or with why nothing has changed.
     fn change<'a>(&'a self, name: &'a str, change: Change) -> BoxFuture<'a, Result<(), ControlError>>;
+
+    /// Traces it from now on: what happens to its requests, in [`trace::wire`] frames, until the trace ends or nobody
+    /// takes them any more.
+    ///
+    /// # Errors
+    /// It is being traced, or the options make no sense.
+    fn trace(self: Arc<Self>, name: &str, options: TraceOptions) -> Result<Receiver<Vec<u8>>, ControlError>;
 
     /// Closes its exports, drains and flushes it, and removes it.
     ///

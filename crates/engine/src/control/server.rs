@@ -1,14 +1,21 @@
 //! The server half: routes to a [`Yard`].
 
 use super::{Change, ControlError, DeviceInfo, DeviceStats, Version, Yard, metrics};
+use crate::trace::TraceOptions;
+use axum::body::Body;
 use axum::extract::{Path, RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use axum::{Json, Router};
+use hyper::body::{Bytes, Frame};
+use std::convert::Infallible;
 use std::io;
 use std::os::unix::net::UnixListener;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
+use tokio::sync::mpsc::Receiver;
 
 type Shared = State<Arc<dyn Yard>>;
 
@@ -34,6 +41,7 @@ fn routes(yard: Arc<dyn Yard>) -> Router {
         .route("/devices", get(devices))
         .route("/devices/{name}", get(device).delete(delete).patch(change))
         .route("/devices/{name}/stats", get(stats))
+        .route("/devices/{name}/trace", post(trace))
         .fallback(|| async { error(StatusCode::NOT_FOUND, "there is nothing here (try /devices)") })
         .method_not_allowed_fallback(|| async {
             error(StatusCode::METHOD_NOT_ALLOWED, "this cannot be done here (see /devices)")
@@ -71,6 +79,30 @@ async fn change(
     let task = tokio::spawn(async move { yard.change(&name, change).await });
     let done = task.await.unwrap_or_else(|why| Err(ControlError::Failed(why.to_string())));
     done.map(|()| StatusCode::NO_CONTENT)
+}
+
+async fn trace(
+    State(yard): Shared,
+    Path(name): Path<String>,
+    Json(options): Json<TraceOptions>,
+) -> Result<Response, ControlError> {
+    let chunks = Chunks(yard.trace(&name, options)?);
+    Ok(([(header::CONTENT_TYPE, "application/octet-stream")], Body::new(chunks)).into_response())
+}
+
+/// An answer that goes on as long as there is something to tell.
+struct Chunks(Receiver<Vec<u8>>);
+
+impl hyper::body::Body for Chunks {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0.poll_recv(context).map(|chunk| chunk.map(|chunk| Ok(Frame::data(chunk.into()))))
+    }
 }
 
 async fn delete(

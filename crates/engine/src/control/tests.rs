@@ -65,6 +65,18 @@ impl Yard for Table {
         })
     }
 
+    fn trace(self: Arc<Self>, name: &str, options: TraceOptions) -> Result<Receiver<Vec<u8>>, ControlError> {
+        self.device(name).ok_or(ControlError::NotFound)?;
+        if name == "busy" {
+            return Err(ControlError::Busy("it is being traced already".into()));
+        }
+        let (sender, receiver) = tokio::sync::mpsc::channel(4);
+        for part in ["it ", "goes ", &options.filter.actions] {
+            sender.try_send(part.as_bytes().to_vec()).unwrap();
+        }
+        Ok(receiver)
+    }
+
     fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), ControlError>> {
         Box::pin(async move {
             if name == "busy" {
@@ -150,6 +162,25 @@ fn a_refusal_says_why() {
         assert_eq!(busy.to_string(), "it is being deleted");
         let missing = client.stats("missing").await.unwrap_err();
         assert!(missing.to_string().starts_with("there is no such device"), "{missing}");
+    });
+}
+
+#[test]
+fn a_trace_comes_as_long_as_there_is_something_to_tell() {
+    with_server(|client| async move {
+        let options = TraceOptions {
+            filter: trace::FilterText { actions: "Q".into(), ..Default::default() },
+            ..Default::default()
+        };
+        let mut stream = client.trace("disk", &options).await.unwrap();
+        let mut told = Vec::new();
+        while let Some(chunk) = stream.next().await.unwrap() {
+            told.extend_from_slice(&chunk);
+        }
+        assert_eq!(told, b"it goes Q");
+        let Err(busy) = client.trace("busy", &options).await else { panic!("it is traced twice") };
+        assert_eq!(busy.to_string(), "it is being traced already");
+        assert!(client.trace("missing", &options).await.is_err());
     });
 }
 

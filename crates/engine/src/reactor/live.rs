@@ -71,7 +71,7 @@ impl State {
         }
     }
 
-    fn positions(&self, device: &Arc<Device>) -> impl Iterator<Item = usize> + use<> {
+    pub(super) fn positions(&self, device: &Arc<Device>) -> impl Iterator<Item = usize> + use<> {
         let of_it = |&position: &usize| Arc::ptr_eq(&self.hosted[position].device, device);
         (0..self.hosted.len()).filter(of_it).collect::<Vec<_>>().into_iter()
     }
@@ -137,6 +137,8 @@ impl State {
             held.release(&mut self.ring);
         }
         let (facts, size) = (hosted.lane.facts, hosted.device.size());
+        self.listen(position);
+        let hosted = &self.hosted[position];
         self.fronts.refit_lane(id, facts, size);
         if !hosted.device.is_suspended() {
             self.queues.touch(id).thaw(&mut self.ring);

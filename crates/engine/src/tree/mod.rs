@@ -13,6 +13,7 @@
 mod build;
 mod cow;
 mod part;
+mod places;
 mod scratch;
 mod source;
 

@@ -35,6 +35,10 @@ impl<R: Ring> Layer<R> for SplitLayer {
         false
     }
 
+    fn keeps_addresses(&self) -> bool {
+        true
+    }
+
     fn node(&self, whole: &Profile, below: &[NodeId]) -> Box<dyn Node<R>> {
         Box::new(Split::new(&whole.limits, below[0]))
     }

@@ -527,13 +527,13 @@ impl Probe for Letters {
     fn point(&mut self, _: Nanos, point: Point) {
         self.0.borrow_mut().push(match point.event {
             Event::Queued => 'Q',
+            Event::Entered => '>',
             Event::Split { .. } => 'X',
-            Event::Got => 'G',
-            Event::Inserted => 'I',
             Event::Issued => 'D',
             Event::Completed { .. } => 'C',
+            Event::Left { .. } => '<',
             Event::Requeued => 'R',
-            Event::Remapped { .. } => 'A',
+            Event::Done { .. } => '.',
         });
     }
 }
@@ -546,7 +546,7 @@ fn the_points_of_a_life_are_passed_in_order() {
     bench.queue.set_probe(Some(Box::new(letters.clone())));
     bench.submit();
     bench.queue.turn(&mut bench.ring);
-    assert_eq!(*letters.0.borrow(), "QGIDRGIDC", "no room is known only once it was offered");
+    assert_eq!(*letters.0.borrow(), "Q>DRDC<.", "no room is known only once it was offered");
 }
 
 #[test]

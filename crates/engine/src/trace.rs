@@ -1,0 +1,312 @@
+//! Tracing a device while it is served: who listens to its queues, and the thread that carries off what they heard.
+//!
+//! A session belongs to its device; there is one at a time, as with blktrace. Each hardware queue has a lane of fixed
+//! size in it. A thread of the session's own empties the lanes into a bounded channel, from where whoever asked takes
+//! them. If that is slow, the thread waits, the lanes fill up, and what finds no room is counted there: neither I/O
+//! nor the control plane ever waits for a trace.
+//!
+//! *Invariant:* at most `buffer` bytes for each queue and [`CHUNKS`] chunks are held.
+
+use crate::control::ControlError;
+use crate::device::Device;
+use crate::host::Host;
+use block::Bytes;
+use queue::{Nanos, QueueId};
+use serde::{Deserialize, Serialize};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use trace::wire::{Frame, LaneInfo, Opened, RECORDS_MAX};
+use trace::{Filter, FilterText, Lane, Place, Tracer, TracerConfig};
+
+/// Chunks that may wait for whoever asked, each of the records of one look at the lanes at most.
+const CHUNKS: usize = 16;
+/// A chunk is sent when it has grown to this.
+const CHUNK_LEN: usize = 256 << 10;
+/// How long the thread sleeps when there was something to carry off, and the longest it sleeps when there was not.
+const PAUSE: Duration = Duration::from_millis(1);
+const PAUSE_MAX: Duration = Duration::from_millis(32);
+/// What a lane holds unless it was said: 32,768 events, a hundredth of a second of three million a second.
+const BUFFER: u64 = 1 << 20;
+const BUFFER_MAX: u64 = 1 << 30;
+
+/// How a device is to be traced.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TraceOptions {
+    /// What is wanted.
+    pub filter: FilterText,
+    /// Tell of each piece of a request that was split that it was queued.
+    pub queue_children: bool,
+    /// What happens within one turn of a queue's thread has one time: cheaper, and coarser.
+    pub coarse: bool,
+    /// Bytes that each queue may have waiting.
+    pub buffer: Option<u64>,
+    /// End after so many seconds.
+    pub seconds: Option<f64>,
+}
+
+/// What is to become of a trace that runs.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TraceChange {
+    /// Tell nothing until it is started again.
+    Stop,
+    /// Go on.
+    Start,
+    /// It is over: whoever listens is told what is left.
+    End,
+    /// Tell this from now on, and nothing else.
+    Filter(FilterText),
+}
+
+/// Why a device is not traced.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// Somebody does already.
+    #[error("it is being traced already (blockyard trace NAME end ends that)")]
+    Traced,
+    /// Nobody does.
+    #[error("it is not being traced (blockyard trace NAME)")]
+    NotTraced,
+    /// The filter makes no sense.
+    #[error(transparent)]
+    Filter(#[from] trace::FilterError),
+    /// Nor does the size.
+    #[error("a buffer of {0} is not possible (from 4K to {max})", max = Bytes(BUFFER_MAX))]
+    Buffer(Bytes),
+    /// Nor the time.
+    #[error("a trace cannot last that long (some seconds, more than none)")]
+    Seconds,
+    /// The system.
+    #[error("no thread for it: {0}")]
+    Thread(std::io::Error),
+}
+
+/// A trace that runs.
+pub(crate) struct Session {
+    options: TraceOptions,
+    filter: Arc<Filter>,
+    buffer: usize,
+    /// In the order in which they came; their places are their numbers.
+    lanes: Mutex<Vec<Heard>>,
+    ending: AtomicBool,
+}
+
+/// A queue that is listened to.
+#[derive(Clone)]
+struct Heard {
+    reactor: usize,
+    queue: QueueId,
+    info: LaneInfo,
+    lane: Arc<Lane>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Session {
+    fn new(options: TraceOptions) -> Result<Session, TraceError> {
+        let buffer = options.buffer.unwrap_or(BUFFER);
+        if !(4096..=BUFFER_MAX).contains(&buffer) {
+            return Err(TraceError::Buffer(Bytes(buffer)));
+        }
+        let is_time = |seconds: f64| seconds > 0.0 && Duration::try_from_secs_f64(seconds).is_ok();
+        if !options.seconds.is_none_or(is_time) {
+            return Err(TraceError::Seconds);
+        }
+        let filter = Arc::new(Filter::new(&options.filter)?);
+        let (lanes, ending) = (Mutex::default(), AtomicBool::new(false));
+        Ok(Session { options, filter, buffer: buffer as usize, lanes, ending })
+    }
+
+    /// The listener of a queue. One that was listened to before keeps its lane.
+    pub(crate) fn tracer(
+        &self,
+        reactor: usize,
+        tid: i32,
+        queue: QueueId,
+        depth: u16,
+        places: Vec<Place>,
+    ) -> Tracer {
+        let mut lanes = lock(&self.lanes);
+        let known = lanes.iter().find(|heard| heard.reactor == reactor && heard.queue == queue);
+        let lane = known.map(|heard| heard.lane.clone()).unwrap_or_else(|| {
+            let lane = Arc::new(Lane::of_size(self.buffer));
+            let info = LaneInfo { pid: tid as u32, comm: format!("reactor-{reactor}") };
+            lanes.push(Heard { reactor, queue, info, lane: lane.clone() });
+            lane
+        });
+        Tracer::new(TracerConfig {
+            filter: self.filter.clone(),
+            lane,
+            places,
+            depth,
+            queue_children: self.options.queue_children,
+            clock: (!self.options.coarse).then_some(ring::clock as fn() -> Nanos),
+        })
+    }
+
+    /// Have it end soon.
+    pub(crate) fn end(&self) {
+        self.ending.store(true, SeqCst);
+    }
+}
+
+impl Host {
+    /// Trace a device from now on: what comes of it, until it ends.
+    ///
+    /// # Errors
+    /// There is no such device, it is being traced, or the options make no sense.
+    pub fn start_trace(
+        self: &Arc<Self>,
+        name: &str,
+        options: TraceOptions,
+    ) -> Result<Receiver<Vec<u8>>, ControlError> {
+        let device = self.device(name).ok_or(ControlError::NotFound)?;
+        let session = Arc::new(Session::new(options).map_err(refused)?);
+        if !device.begin_trace(&session) {
+            return Err(refused(TraceError::Traced));
+        }
+        let (sender, receiver) = channel(CHUNKS);
+        let (host, of_thread) = (self.clone(), (device.clone(), session.clone()));
+        let thread = std::thread::Builder::new().name(format!("trace-{name}"));
+        let started = thread.spawn(move || Carrier::new(host, of_thread.0, of_thread.1, sender).run());
+        match started {
+            Ok(_) => Ok(receiver),
+            Err(why) => {
+                device.end_trace();
+                Err(refused(TraceError::Thread(why)))
+            }
+        }
+    }
+
+    /// Change the trace of a device that runs.
+    pub(crate) fn change_trace(device: &Device, change: &TraceChange) -> Result<(), TraceError> {
+        let session = device.trace().ok_or(TraceError::NotTraced)?;
+        match change {
+            TraceChange::Stop => session.filter.run(false),
+            TraceChange::Start => session.filter.run(true),
+            TraceChange::End => session.end(),
+            TraceChange::Filter(text) => session.filter.set(text)?,
+        }
+        Ok(())
+    }
+}
+
+fn refused(error: TraceError) -> ControlError {
+    match error {
+        TraceError::Traced => ControlError::Busy(error.to_string()),
+        other => ControlError::Failed(other.to_string()),
+    }
+}
+
+/// The thread of a session.
+struct Carrier {
+    host: Arc<Host>,
+    device: Arc<Device>,
+    session: Arc<Session>,
+    sender: Sender<Vec<u8>>,
+    chunk: Vec<u8>,
+    /// By lane: events that were dropped when it was last looked at.
+    dropped: Vec<u64>,
+}
+
+/// Nobody takes what is carried off.
+struct Unheard;
+
+impl Carrier {
+    fn new(host: Arc<Host>, device: Arc<Device>, session: Arc<Session>, sender: Sender<Vec<u8>>) -> Carrier {
+        Carrier { host, device, session, sender, chunk: Vec::new(), dropped: Vec::new() }
+    }
+
+    fn run(mut self) {
+        let _ = self.carry();
+        self.device.end_trace();
+        self.listen();
+        // What was heard to the last.
+        if self.look().is_ok() {
+            Frame::Closed.encode(&mut self.chunk);
+            let _ = self.send();
+        }
+    }
+
+    /// Have every queue of the device listened to, or none once the trace has ended; returns when that is so.
+    fn listen(&self) {
+        let listening: Vec<_> =
+            self.host.reactors().iter().map(|reactor| reactor.listen(self.device.clone())).collect();
+        for done in listening {
+            // A reactor that is gone has no queue of it.
+            let _ = done.blocking_recv();
+        }
+    }
+
+    fn carry(&mut self) -> Result<(), Unheard> {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let opened = Opened {
+            device: self.device.name().to_owned(),
+            number: self.device.number() as u32,
+            clock_ns: ring::clock().0,
+            wall: (wall.as_secs(), wall.subsec_nanos()),
+        };
+        Frame::Opened(opened).encode(&mut self.chunk);
+        self.listen();
+        // From here on everything is heard: whoever waits for the first chunk may begin.
+        self.send()?;
+        let seconds = self.session.options.seconds;
+        let end = seconds.and_then(|s| Instant::now().checked_add(Duration::from_secs_f64(s)));
+        let mut pause = PAUSE;
+        while !self.session.ending.load(SeqCst) && end.is_none_or(|end| Instant::now() < end) {
+            let some = self.look()?;
+            pause = if some { PAUSE } else { (pause * 2).min(PAUSE_MAX) };
+            let left = end.map_or(pause, |end| end.saturating_duration_since(Instant::now()));
+            std::thread::sleep(pause.min(left));
+        }
+        Ok(())
+    }
+
+    /// Carry off what the lanes hold, and whether that was something.
+    fn look(&mut self) -> Result<bool, Unheard> {
+        let now = ring::clock();
+        let lanes = lock(&self.session.lanes).clone();
+        let mut some = false;
+        for (number, heard) in lanes.iter().enumerate() {
+            let queue = number as u32;
+            if number >= self.dropped.len() {
+                self.dropped.push(0);
+                Frame::Lane(queue, heard.info.clone()).encode(&mut self.chunk);
+            }
+            // At most what it holds: a queue that is faster than this must not keep the others waiting.
+            let mut left = self.session.buffer / size_of::<[u64; 4]>();
+            loop {
+                let mut records = Vec::with_capacity(RECORDS_MAX.min(left));
+                let count = heard.lane.drain_records(RECORDS_MAX.min(left), |record| records.push(record));
+                if count == 0 {
+                    break;
+                }
+                some = true;
+                left -= count;
+                Frame::Records(queue, records).encode(&mut self.chunk);
+                if self.chunk.len() >= CHUNK_LEN {
+                    self.send()?;
+                }
+            }
+            let dropped = heard.lane.dropped();
+            if dropped > self.dropped[number] {
+                some = true;
+                Frame::Dropped(queue, dropped - self.dropped[number]).encode(&mut self.chunk);
+                self.dropped[number] = dropped;
+            }
+        }
+        Frame::Tick(now.0).encode(&mut self.chunk);
+        self.send()?;
+        Ok(some)
+    }
+
+    fn send(&mut self) -> Result<(), Unheard> {
+        let chunk = std::mem::take(&mut self.chunk);
+        self.sender.blocking_send(chunk).map_err(|_| Unheard)
+    }
+}

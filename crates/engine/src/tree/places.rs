@@ -1,0 +1,29 @@
+//! What the nodes of a tree are to a trace: which of them are one device, and where another begins.
+
+use super::{Element, Tree};
+use trace::Place;
+
+impl Tree {
+    /// By node number. Layers that leave addresses alone are one device with what stands below them.
+    pub(crate) fn places(&self) -> Vec<Place> {
+        let mut places = Vec::new();
+        self.place(0, None, &mut places);
+        places
+    }
+
+    fn place(&self, device: u8, below: Option<u8>, places: &mut Vec<Place>) {
+        let (layer, children) = match &self.element {
+            Element::Backend(_) => return places.push(Place { device, below, ends: false }),
+            Element::Layer(layer, children) => (layer, children),
+        };
+        let keeps = layer.keeps_addresses();
+        places.push(Place { device, below, ends: !keeps });
+        for child in children {
+            match keeps {
+                true => child.place(device, None, places),
+                // A stack has at most 255 nodes.
+                false => child.place(places.len().min(255) as u8, Some(device), places),
+            }
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! Traces of the real binary, read by the tools that read the kernel's: blkparse, btt, iowatcher, fio.
+
+use blockyard_tests::peer::Peer;
+use blockyard_tests::server::{Sandbox, Server, noise};
+use blockyard_tests::tools::{Outcome, PATIENCE, missing, run, until};
+use proto::nbd::CommandFlags;
+use std::fs;
+use std::io::Read;
+use std::process::{Child, Stdio};
+
+const MIB: u64 = 1 << 20;
+
+/// A trace that runs. It is ended by `end`, or with the test.
+struct Tracing<'a> {
+    sandbox: &'a Sandbox,
+    device: String,
+    child: Child,
+}
+
+impl<'a> Tracing<'a> {
+    /// Into files that begin with that name; returns once it listens.
+    fn start(sandbox: &'a Sandbox, device: &str, output: &str, more: &[&str]) -> Tracing<'a> {
+        let prefix = sandbox.path(output).display().to_string();
+        let mut command = sandbox.blockyard(&["trace", device, "-o", &prefix]);
+        let child = command.args(more).stderr(Stdio::piped()).spawn().expect("the binary runs");
+        let listens = || {
+            let first = fs::read_dir(sandbox.path(""))
+                .ok()?
+                .filter_map(Result::ok)
+                .find(|entry| entry.file_name().to_string_lossy().starts_with(output));
+            first.map(|_| ())
+        };
+        until(PATIENCE, listens).expect("a trace begins");
+        Tracing { sandbox, device: device.to_owned(), child }
+    }
+
+    /// What it said.
+    fn end(mut self) -> String {
+        self.sandbox.run(&["trace", &self.device, "end"]).ok();
+        let status = blockyard_tests::tools::wait_within(&mut self.child, PATIENCE).expect("it ends");
+        let mut said = String::new();
+        self.child.stderr.take().expect("it is piped").read_to_string(&mut said).expect("it is text");
+        assert!(status.success(), "{said}");
+        said
+    }
+}
+
+impl Drop for Tracing<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn connect(server: &Server, device: &str) -> Peer {
+    Peer::connect(&server.socket(), device)
+}
+
+fn tool(sandbox: &Sandbox, words: &[&str]) -> Outcome {
+    run(sandbox.tool(words).current_dir(sandbox.path("")))
+}
+
+/// blkparse's event lines: letter, operation, and what follows, without the `[comm]`.
+fn events(parsed: &str) -> Vec<(String, String, String)> {
+    let of_line = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let is_event = words.len() > 6 && words[0].starts_with("240,");
+        is_event.then(|| (words[5].to_owned(), words[6].to_owned(), words[7..].join(" ")))
+    };
+    let bare = |(letter, op, rest): (String, String, String)| {
+        let rest = rest.split(" [").next().unwrap_or_default().to_owned();
+        (letter, op, rest)
+    };
+    parsed.lines().filter_map(of_line).map(bare).collect()
+}
+
+#[test]
+fn blkparse_btt_iowatcher_and_fio_read_a_trace() {
+    if missing(&["blkparse", "btt", "fio"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let server = sandbox.serve("ram:64M", &["--name", "disk", "--queues", "2"]);
+    let tracing = Tracing::start(&sandbox, "disk", "t", &[]);
+    let mut peers = [connect(&server, "disk"), connect(&server, "disk")];
+    for n in 0..200u64 {
+        let peer = &mut peers[n as usize % 2];
+        peer.write(n * 8192, &noise(n, 4096), CommandFlags::default()).expect("written");
+        peer.read(n * 8192, 4096).expect("read");
+    }
+    peers[0].write(0, &noise(1, 4096), CommandFlags::FUA).expect("written");
+    peers[0].flush().expect("flushed");
+    let said = tracing.end();
+    assert!(said.contains("queue 1: 1000 events, 0 dropped"), "{said}");
+
+    let parsed = tool(&sandbox, &["blkparse", "-i", "t", "-d", "t.bin"]).ok();
+    let told = events(&parsed);
+    let count = |letter: &str, op: &str| told.iter().filter(|e| e.0 == letter && e.1 == op).count();
+    for letter in ["Q", "G", "I", "D", "C"] {
+        assert_eq!((count(letter, "R"), count(letter, "W")), (200, 200), "{letter}");
+        assert_eq!((count(letter, "WFS"), count(letter, "FWS")), (1, 1), "{letter}");
+    }
+    assert!(parsed.contains("[reactor-0]") && parsed.contains("[reactor-1]") && !parsed.contains("(null)"));
+    assert!(parsed.contains("Skips: 0 forward") && parsed.contains("Throughput (R/W)"), "{parsed}");
+
+    let timed = tool(&sandbox, &["btt", "-i", "t.bin"]).ok();
+    for row in ["Q2Q", "Q2G", "G2I", "I2D", "D2C", "Q2C"] {
+        let line =
+            timed.lines().find(|line| line.starts_with(row)).unwrap_or_else(|| panic!("{row}: {timed}"));
+        let times: Vec<f64> = line.split_whitespace().skip(1).filter_map(|word| word.parse().ok()).collect();
+        assert!(times[0] >= 0.0 && times[2] < 10.0 && times[3] >= 400.0, "{line}");
+    }
+
+    // What was traced, replayed somewhere else: fio issues what was queued, in that order.
+    sandbox.image("replay.img", 64 * MIB);
+    let replayed = tool(
+        &sandbox,
+        &[
+            "fio",
+            "--name=replay",
+            "--ioengine=psync",
+            "--read_iolog=t.bin",
+            "--replay_redirect=replay.img",
+            "--replay_no_stall=1",
+            "--output-format=json",
+        ],
+    );
+    let replayed: serde_json::Value = serde_json::from_str(&replayed.ok()).expect("fio prints JSON");
+    let ios = |kind: &str| replayed["jobs"][0][kind]["total_ios"].as_u64();
+    // The flush is a write of no length to fio.
+    assert_eq!(ios("read"), Some(200), "{replayed}");
+    assert!(ios("write").is_some_and(|writes| (201..=202).contains(&writes)), "{replayed}");
+
+    if !missing(&["iowatcher"]) {
+        tool(&sandbox, &["iowatcher", "-t", "t", "-o", "t.svg"]).ok();
+        let drawn = fs::read_to_string(sandbox.path("t.svg")).expect("iowatcher draws");
+        assert!(drawn.contains("<svg") && drawn.contains("IOPs"), "nothing is drawn");
+    }
+}
+
+/// The seed's experiment: 2048 sectors from 2488 on under the default limits of an old driver.
+#[test]
+fn blk_7_a_mebibyte_is_split_where_the_seed_saw_it_split_and_not_without_limits() {
+    if missing(&["blkparse", "btt"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let limits = "max_sectors=255,max_segments=128,physical_block_size=512";
+    for (name, more) in [("split", &["--limits", limits][..]), ("whole", &[])] {
+        let server = sandbox.serve("null:1G", &[&["--name", name], more].concat());
+        let mut peer = connect(&server, name);
+        for (output, option) in [("kernel", &[][..]), ("children", &["--queue-children"])] {
+            let output = format!("{name}-{output}");
+            let tracing = Tracing::start(&sandbox, name, &output, option);
+            for n in 0..4 {
+                peer.write((2488 + n * 2048) << 9, &noise(1, 1 << 20), CommandFlags::default())
+                    .expect("written");
+            }
+            tracing.end();
+            let bin = format!("{output}.bin");
+            let told = events(&tool(&sandbox, &["blkparse", "-i", &output, "-d", &bin]).ok());
+            let of = |letter: &str| -> Vec<&str> {
+                told.iter().filter(|event| event.0 == letter).map(|event| event.2.as_str()).collect()
+            };
+            let timed = tool(&sandbox, &["btt", "-i", &bin]).ok();
+            let btt_sees = timed.lines().any(|line| line.starts_with("D2C"));
+            if name == "whole" {
+                assert_eq!((of("Q").len(), of("X").len(), of("D").len()), (4, 0, 4), "{output}");
+                assert_eq!(of("D")[0], "2488 + 2048");
+                assert!(btt_sees);
+                continue;
+            }
+            let heads: Vec<String> =
+                (0..8).map(|n| format!("{} / {}", 2488 + 255 * n, 2488 + 255 * (n + 1))).collect();
+            assert_eq!(of("X")[..8], heads, "{output}");
+            assert_eq!((of("X").len(), of("G").len(), of("C").len()), (32, 36, 36), "{output}");
+            assert_eq!((of("D")[0], of("D")[8]), ("2488 + 255", "4528 + 8"), "{output}");
+            let queued = if option.is_empty() { 4 } else { 40 };
+            assert_eq!(
+                (of("Q").len(), btt_sees),
+                (queued, !option.is_empty()),
+                "btt knows no splits: {timed}"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_a_layer_moves_is_remapped() {
+    if missing(&["blkparse", "sfdisk"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let image = sandbox.image("disk.img", 16 * MIB);
+    let script = sandbox.text("table", "label: gpt\nstart=2048, size=8192\n");
+    let table = format!("sfdisk -q {} < {}", image.display(), script.display());
+    run(sandbox.command("sh").args(["-c", &table])).ok();
+    let server = sandbox.serve(&format!("file:{},part=1", image.display()), &["--name", "part"]);
+    let tracing = Tracing::start(&sandbox, "part", "p", &[]);
+    connect(&server, "part").read(4096, 4096).expect("read");
+    tracing.end();
+    let parsed = tool(&sandbox, &["blkparse", "-i", "p"]).ok();
+    let device = |line: &str| line.split_whitespace().next().unwrap_or_default().to_owned();
+    let told: Vec<(String, String)> = events(&parsed).into_iter().map(|e| (e.0, e.2)).collect();
+    let expected = [
+        ("Q", "8 + 8"),
+        ("A", "2056 + 8 <- (240,0) 8"),
+        ("Q", "2056 + 8"),
+        ("G", "2056 + 8"),
+        ("I", "2056 + 8"),
+        ("D", "2056 + 8"),
+        ("C", "2056 + 8"),
+        ("C", "8 + 8"),
+    ];
+    assert_eq!(told, expected.map(|(letter, rest)| (letter.to_owned(), rest.to_owned())));
+    let devices: Vec<String> = parsed.lines().take(8).map(device).collect();
+    assert_eq!(devices, ["240,0", "240,1", "240,1", "240,1", "240,1", "240,1", "240,1", "240,0"]);
+}
+
+#[test]
+fn a_trace_is_filtered_stopped_and_started_while_it_runs() {
+    if missing(&["blkparse"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let server = sandbox.serve("ram:16M", &["--name", "disk"]);
+    let mut peer = connect(&server, "disk");
+    let mut both = |sector: u64| {
+        peer.write(sector << 9, &noise(1, 4096), CommandFlags::default()).expect("written");
+        peer.read(sector << 9, 4096).expect("read");
+    };
+    let tracing = Tracing::start(&sandbox, "disk", "t", &["--actions", "Q,D", "--ops", "write"]);
+    let control = |words: &[&str]| sandbox.run(&[&["trace", "disk"], words].concat());
+    both(8);
+    control(&["stop"]).ok();
+    both(16);
+    control(&["filter", "--sectors", "1000-1007", "--actions", "complete"]).ok();
+    both(1000);
+    control(&["start"]).ok();
+    both(24);
+    both(1000);
+    let twice =
+        sandbox.run(&["trace", "disk", "-o", &sandbox.path("u").display().to_string()]).failed_with(1);
+    assert!(twice.contains("it is being traced already"), "{twice}");
+    for wrong in [&["filter", "--actions", "Z"][..], &["eat"], &["stop", "-o", "x"]] {
+        control(wrong).failed_with(2);
+    }
+    tracing.end();
+    let over = control(&["stop"]).failed_with(1);
+    assert!(over.contains("it is not being traced"), "{over}");
+    let parsed = tool(&sandbox, &["blkparse", "-i", "t"]).ok();
+    let told: Vec<String> = events(&parsed).iter().map(|e| format!("{} {} {}", e.0, e.1, e.2)).collect();
+    assert_eq!(told, ["Q W 8 + 8", "D W 8 + 8", "C W 1000 + 8", "C R 1000 + 8"]);
+}
+
+/// Whoever does not take what it asked for loses it, counted; the device serves as if nobody had asked.
+#[test]
+fn a_trace_that_nobody_takes_is_dropped_and_counted_and_io_goes_on() {
+    let sandbox = Sandbox::default();
+    let server = sandbox.serve("ram:16M", &["--name", "disk"]);
+    let mut command = sandbox.blockyard(&["trace", "disk", "-o", "-", "--buffer", "4K"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
+    let mut peer = connect(&server, "disk");
+    let before = server.resident();
+    for n in 0..60_000u64 {
+        peer.read(n % 4096 * 4096, 4096).expect("read");
+    }
+    assert!(server.resident() < before + (24 << 20), "a trace that nobody takes is held in memory");
+    let stdout = child.stdout.take().expect("it is piped");
+    let reader = std::thread::spawn(move || std::io::BufReader::new(stdout).bytes().count());
+    sandbox.run(&["trace", "disk", "end"]).ok();
+    let status = blockyard_tests::tools::wait_within(&mut child, PATIENCE).expect("it ends");
+    let mut said = String::new();
+    child.stderr.take().expect("it is piped").read_to_string(&mut said).expect("it is text");
+    assert!(status.success() && said.contains("events of disk are missing"), "{said}");
+    let dropped: u64 = said
+        .lines()
+        .find_map(|line| line.strip_prefix("disk: queue 0: ")?.split(' ').nth(2)?.parse().ok())
+        .unwrap_or_else(|| panic!("{said}"));
+    let seen = reader.join().expect("it reads") as u64 / 48;
+    assert!(dropped > 0 && seen > 0, "{said}");
+}
+
+#[test]
+fn lines_and_a_chrome_trace_need_no_other_tool() {
+    let sandbox = Sandbox::default();
+    let server = sandbox.serve("null:1G", &["--name", "disk", "--limits", "max_sectors=8"]);
+    for (format, name) in [("text", "t.txt"), ("perfetto", "t.json")] {
+        let tracing = Tracing::start(&sandbox, "disk", name, &["--format", format]);
+        connect(&server, "disk").read(0, 8192).expect("read");
+        tracing.end();
+        let written = fs::read_to_string(sandbox.path(name)).expect("it is written");
+        if format == "text" {
+            let letters: String = events(&written).into_iter().map(|event| event.0).collect();
+            assert_eq!(letters, "QXGIDCGIDC", "{written}");
+            assert!(written.starts_with("240,0    0        1     0.000000000 "), "{written}");
+        } else {
+            let told: serde_json::Value = serde_json::from_str(&written).expect("it is JSON");
+            let told = told.as_array().expect("a list");
+            let of = |phase: &str| told.iter().filter(|event| event["ph"] == phase).count();
+            assert_eq!((of("b"), of("e"), of("n")), (3, 3, 1), "{written}");
+        }
+    }
+}
+
+/// What is printed live is what blkparse makes of the same events.
+#[test]
+fn lines_are_those_of_blkparse_to_the_letter() {
+    use trace::wire::{Frame, LaneInfo, Opened};
+    use trace::{Kind, Record, blktrace::Encoder, lines::Lines};
+    if missing(&["blkparse"]) {
+        return;
+    }
+    let record = |time_ns, kind, op, sector: u64, len, value| Record {
+        time_ns,
+        offset: sector << 9,
+        len,
+        tag: 0,
+        kind,
+        op,
+        flags: u8::from(sector == 7),
+        value,
+        from: 0,
+        device: u8::from(kind == Kind::Remap) * 3,
+    };
+    let mut records = Vec::new();
+    for (n, op) in block::Op::ORDINARY.into_iter().enumerate() {
+        for (m, (kind, ..)) in Kind::NAMED.into_iter().enumerate() {
+            for (l, (sector, len)) in [(2488, 255 << 9), (7, 512), (0, 0)].into_iter().enumerate() {
+                let time_ns = 1_000_000_000 * (n * 9 + m) as u64 + l as u64;
+                let value = if kind == Kind::Complete { l as u64 * 5 } else { 2743 };
+                records.push(record(time_ns, kind, op, sector, len, value));
+            }
+        }
+    }
+    let opened = Opened { device: "disk".into(), number: 5, clock_ns: 0, wall: (1, 2) };
+    let (mut lines, mut live) = (Lines::default(), String::new());
+    lines.frame(&Frame::Opened(opened), &mut live);
+    lines.frame(&Frame::Lane(0, LaneInfo { pid: 1234, comm: "reactor-0".into() }), &mut live);
+    lines.frame(&Frame::Records(0, records.clone()), &mut live);
+    lines.frame(&Frame::Closed, &mut live);
+    let (mut encoder, mut bytes) = (Encoder::new(5), Vec::new());
+    encoder.process(0, 1234, "reactor-0", 0, &mut bytes);
+    records.iter().for_each(|record| encoder.record(0, record, &mut bytes));
+    let sandbox = Sandbox::default();
+    fs::write(sandbox.path("t.blktrace.0"), bytes).expect("written");
+    let parsed = tool(&sandbox, &["blkparse", "-q", "-i", "t"]).ok();
+    let theirs: Vec<&str> = parsed.lines().filter(|line| !line.starts_with("Input file")).collect();
+    assert_eq!(live.lines().collect::<Vec<_>>(), theirs);
+    assert_eq!(theirs.len(), 7 * 8 * 3, "all but the end of requests is told");
+}

@@ -1,0 +1,209 @@
+//! The listener of one queue: from points of requests' lives to records of a lane.
+//!
+//! Runs on the queue's thread. What is a device of its own to a trace is decided when it is made, for each node of
+//! the stack ([`Place`]): layers that leave addresses alone are one device with what stands below them, as a request
+//! queue and its driver are to the kernel; below a layer that moves requests begins another device, to which they
+//! are remapped, queued there and completed there, as bios are by device-mapper.
+
+use crate::{Filter, Kind, Lane, Record};
+use block::Status;
+use queue::{Event, Nanos, Point, Probe};
+use std::sync::Arc;
+
+/// What a node of the stack is to a trace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// The device that it works on: 0, or the number of the node at whose top it begins.
+    pub device: u8,
+    /// The device above, where this node is the top of its own; else `None`.
+    pub below: Option<u8>,
+    /// It is the lowest node of its device, and no backend.
+    pub ends: bool,
+}
+
+/// How a tracer listens.
+pub struct TracerConfig {
+    /// What it wants to know.
+    pub filter: Arc<Filter>,
+    /// Where it writes.
+    pub lane: Arc<Lane>,
+    /// By node number.
+    pub places: Vec<Place>,
+    /// Tags of front-end requests; those from here on are of children.
+    pub depth: u16,
+    /// Tell of each child that it was queued, so that tools that know nothing of splits see whole requests.
+    pub queue_children: bool,
+    /// Look at this clock for each event; `None`: what happens in one turn of the queue's thread has one time.
+    pub clock: Option<fn() -> Nanos>,
+}
+
+/// The listener.
+pub struct Tracer {
+    config: TracerConfig,
+    /// Where a request last was, by tag.
+    offsets: Vec<u64>,
+}
+
+impl Tracer {
+    /// One for one queue.
+    pub fn new(config: TracerConfig) -> Tracer {
+        Tracer { offsets: vec![0; usize::from(config.depth)], config }
+    }
+
+    fn put(&self, wanted: u64, record: Record) {
+        if wanted >> record.kind as u64 & 1 != 0 {
+            self.config.lane.push(record.to_words());
+        }
+    }
+
+    /// A request comes to a node: what else happens by that, if it comes to another device.
+    #[cold]
+    fn arrive(&mut self, wanted: u64, place: Place, depth: u8, record: Record) {
+        let tag = usize::from(record.tag);
+        if tag >= self.offsets.len() {
+            self.offsets.resize(tag + 1, 0);
+        }
+        if let Some(above) = place.below {
+            if depth > 1 {
+                let (kind, value) = (Kind::Remap, self.offsets[tag] >> 9);
+                self.put(wanted, Record { kind, value, from: above, ..record });
+            }
+            self.put(wanted, Record { kind: Kind::Queue, ..record });
+        } else if depth == 1 && record.tag >= self.config.depth && self.config.queue_children {
+            self.put(wanted, Record { kind: Kind::Queue, ..record });
+        }
+        self.offsets[tag] = record.offset;
+    }
+}
+
+impl Probe for Tracer {
+    fn point(&mut self, at: Nanos, point: Point) {
+        let wanted = self.config.filter.kinds(point.op, point.offset.0, point.len.0);
+        if wanted == 0 {
+            return;
+        }
+        let none = Place { device: 0, below: None, ends: false };
+        let place = self.config.places.get(usize::from(point.node.0)).copied().unwrap_or(none);
+        let record = Record {
+            time_ns: self.config.clock.map_or(at, |clock| clock()).0,
+            offset: point.offset.0,
+            len: Record::length(point.len.0),
+            tag: point.tag.0,
+            kind: Kind::Queue,
+            op: point.op,
+            flags: point.flags.bits(),
+            value: 0,
+            from: 0,
+            device: place.device,
+        };
+        match point.event {
+            Event::Queued => self.put(wanted, record),
+            Event::Split { rest } => {
+                self.put(wanted, Record { kind: Kind::Split, value: rest.0 >> 9, ..record });
+            }
+            Event::Entered | Event::Issued => {
+                if self.config.places.len() > 1 {
+                    self.arrive(wanted, place, point.depth, record);
+                }
+                if point.event == Event::Issued {
+                    let steps = wanted >> Kind::Get as u64 & 7;
+                    if steps != 0 {
+                        self.config
+                            .lane
+                            .push(Record { kind: Kind::Start, value: steps, ..record }.to_words());
+                    }
+                }
+            }
+            Event::Completed { status } => self.put(wanted, completed(record, status)),
+            Event::Left { status } if place.ends => self.put(wanted, completed(record, status)),
+            Event::Left { .. } => {}
+            Event::Requeued => self.put(wanted, Record { kind: Kind::Requeue, ..record }),
+            Event::Done { status } => {
+                self.put(wanted, Record { kind: Kind::Done, ..completed(record, status) });
+            }
+        }
+    }
+}
+
+fn completed(record: Record, status: Status) -> Record {
+    Record { kind: Kind::Complete, value: status.errno() as u64, ..record }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::FilterText;
+    use block::{Bytes, Op, Request, Tag};
+    use queue::NodeId;
+
+    fn tracer(places: Vec<Place>, queue_children: bool) -> (Tracer, Arc<Lane>) {
+        let lane = Arc::new(Lane::new(64));
+        let filter = Arc::new(Filter::new(&FilterText::default()).unwrap());
+        let lane_of_it = lane.clone();
+        let config = TracerConfig { filter, lane: lane_of_it, places, depth: 4, queue_children, clock: None };
+        (Tracer::new(config), lane)
+    }
+
+    fn told(lane: &Lane) -> Vec<(Kind, u8, u64, u64)> {
+        let mut told = Vec::new();
+        lane.drain_records(64, |record| {
+            let start = record.events();
+            told.extend(start.map(|r| (r.kind, r.device, r.offset >> 9, r.value)));
+        });
+        told
+    }
+
+    fn point(tracer: &mut Tracer, tag: u16, node: u8, depth: u8, sector: u64, event: Event) {
+        let req = Request::new(Op::Write, Bytes(sector << 9), Bytes(4096));
+        tracer.point(Nanos(5), Point::new(Tag(tag), NodeId(node), depth, &req, event));
+    }
+
+    const WHOLE: Place = Place { device: 0, below: None, ends: false };
+
+    #[test]
+    fn a_backend_alone_leaves_the_kernels_five_events() {
+        let (mut tracer, lane) = tracer(vec![WHOLE], false);
+        point(&mut tracer, 0, 0, 0, 8, Event::Queued);
+        point(&mut tracer, 0, 0, 1, 8, Event::Issued);
+        point(&mut tracer, 0, 0, 1, 8, Event::Completed { status: Status::IoError });
+        point(&mut tracer, 0, 0, 0, 8, Event::Done { status: Status::IoError });
+        let kinds = [Kind::Queue, Kind::Get, Kind::Insert, Kind::Issue, Kind::Complete];
+        let told = told(&lane);
+        assert_eq!(told.iter().map(|r| r.0).collect::<Vec<_>>(), kinds);
+        assert_eq!(told[4].3, 5);
+    }
+
+    #[test]
+    fn what_a_layer_moves_is_remapped_queued_and_completed_below() {
+        let window = Place { device: 0, below: None, ends: true };
+        let file = Place { device: 1, below: Some(0), ends: false };
+        let (mut tracer, lane) = tracer(vec![window, file], false);
+        point(&mut tracer, 0, 0, 0, 8, Event::Queued);
+        point(&mut tracer, 0, 0, 1, 8, Event::Entered);
+        point(&mut tracer, 0, 1, 2, 2056, Event::Issued);
+        point(&mut tracer, 0, 1, 2, 2056, Event::Completed { status: Status::Ok });
+        point(&mut tracer, 0, 0, 1, 8, Event::Left { status: Status::Ok });
+        let expected = [
+            (Kind::Queue, 0, 8, 0),
+            (Kind::Remap, 1, 2056, 8),
+            (Kind::Queue, 1, 2056, 0),
+            (Kind::Get, 1, 2056, 0),
+            (Kind::Insert, 1, 2056, 0),
+            (Kind::Issue, 1, 2056, 0),
+            (Kind::Complete, 1, 2056, 0),
+            (Kind::Complete, 0, 8, 0),
+        ];
+        assert_eq!(told(&lane), expected);
+    }
+
+    #[test]
+    fn pieces_are_queued_only_when_that_was_asked_for() {
+        for queued in [false, true] {
+            let (mut tracer, lane) = tracer(vec![WHOLE, WHOLE], queued);
+            point(&mut tracer, 9, 1, 1, 8, Event::Issued);
+            let told = told(&lane);
+            assert_eq!(told[0].0, if queued { Kind::Queue } else { Kind::Get });
+            assert_eq!(told.len(), if queued { 4 } else { 3 });
+        }
+    }
+}
