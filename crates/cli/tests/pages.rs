@@ -31,6 +31,7 @@ const COMMANDS: [&str; 17] = [
     "suspend",
     "resume",
     "stat",
+    "trace",
     "losetup",
     "completions",
     "man",
