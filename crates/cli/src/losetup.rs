@@ -47,7 +47,10 @@ impl Refusal {
     }
 
     fn report(&self) -> ExitCode {
-        eprintln!("losetup: {}", self.why);
+        // Where the system's losetup says nothing, or has said it itself, there is nothing to say.
+        if !self.why.is_empty() {
+            eprintln!("losetup: {}", self.why);
+        }
         if self.usage {
             eprintln!("Try 'losetup --help' for more information.");
         }
@@ -102,6 +105,7 @@ fn run(options: &Options) -> Result<ExitCode, Refusal> {
             return change_one(word, "set direct io failed", &Change::Direct(direct), &[flag, word]);
         }
         Action::SetBlock(word, block) => return set_block(word, *block),
+        Action::Remove(words) => return remove(words),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -174,7 +178,23 @@ fn stack(options: &Options, file: &Path) -> Result<StackSpec, Refusal> {
 
 fn create(options: &Options, device: Option<&str>, file: &str) -> Result<(), Refusal> {
     let failed = |why: &dyn Display| Refusal::of(file, "failed to set up loop device", why);
+    if file.is_empty() {
+        return Err(Refusal::of(file, "failed to use backing file", "No such file or directory"));
+    }
     let meta = std::fs::metadata(file).map_err(|why| failed(&plain(&why)))?;
+    if meta.is_dir() {
+        return Err(failed(&"Is a directory"));
+    }
+    // The kernel counts in signed numbers.
+    if [options.offset, options.sizelimit].into_iter().flatten().any(|len| len > i64::MAX as u64) {
+        return Err(failed(&"Value too large for defined data type"));
+    }
+    if let Some(block) = options.block.filter(|&block| block > 0)
+        && !(block.is_power_of_two() && (512..=65536).contains(&block))
+    {
+        let why = format!("Invalid argument (a block cannot be {block} bytes: use 512, 1K, 2K, … 64K)");
+        return Err(failed(&why));
+    }
     if options.no_overlap
         && let Some(there) = overlapping(options, file, meta.size())?
     {
@@ -185,7 +205,7 @@ fn create(options: &Options, device: Option<&str>, file: &str) -> Result<(), Ref
     }
     let export = match device {
         None => "--loop".to_owned(),
-        Some(word) => export_at(word)?,
+        Some(word) => export_at(word, file)?,
     };
     let stack = stack(options, Path::new(file))?.to_string();
     let words: [OsString; 3] = [stack.into(), export.into(), "--json".into()];
@@ -212,10 +232,10 @@ fn node_of(ready: &str) -> String {
 }
 
 /// How to get a device of that name: `/dev/loopN` or `/dev/ublkbN`.
-fn export_at(word: &str) -> Result<String, Refusal> {
+fn export_at(word: &str, file: &str) -> Result<String, Refusal> {
     let name = word.strip_prefix("/dev/").unwrap_or(word);
-    if let Some(row) = used()?.iter().find(|row| row.is(word)) {
-        return Err(Refusal::of(&row.name, "failed to set up loop device", "Device or resource busy"));
+    if used()?.iter().any(|row| row.is(word)) {
+        return Err(Refusal::of(file, "failed to set up loop device", "Device or resource busy"));
     }
     for (prefix, flag) in [("loop", "--loop"), ("ublkb", "--ublk")] {
         if let Some(number) = name.strip_prefix(prefix)
@@ -224,7 +244,11 @@ fn export_at(word: &str) -> Result<String, Refusal> {
             return Ok(format!("{flag}={number}"));
         }
     }
-    Err(Refusal::of(word, "failed to use device", "No such device"))
+    let (node, what) = (Path::new("/dev").join(name), "failed to set up loop device");
+    Err(match node.exists() {
+        true => Refusal::of(file, what, "Inappropriate ioctl for device"),
+        false => Refusal::of(&node.display().to_string(), what, "No such file or directory"),
+    })
 }
 
 /// With `--nooverlap`: the device that is just what is asked for.
@@ -317,12 +341,34 @@ fn set_block(word: &str, block: u32) -> Result<ExitCode, Refusal> {
     Err(Refusal::of(&row.name, "set logical block size failed", why))
 }
 
+/// Take loop devices that nobody uses out of `/dev`, as `LOOP_CTL_REMOVE` does.
+fn remove(words: &[String]) -> Result<ExitCode, Refusal> {
+    let mut code = ExitCode::SUCCESS;
+    for word in words {
+        let name = word.strip_prefix("/dev/").unwrap_or(word);
+        let number = name.strip_prefix("loop").and_then(|number| number.parse().ok());
+        let done = match number {
+            _ if used()?.iter().any(|row| row.is(word)) => {
+                Err(Refusal::of(word, "remove failed", "Device or resource busy"))
+            }
+            Some(number) => {
+                engine::remove_loop(number).map_err(|why| Refusal::of(word, "remove failed", plain(&why)))
+            }
+            None => Err(Refusal::of(word, "remove failed", "No such device")),
+        };
+        if let Err(refusal) = done {
+            code = refusal.report();
+        }
+    }
+    Ok(code)
+}
+
 /// Ask the system's losetup, which says itself what is wrong.
 fn kernels(words: &[&str]) -> Result<(), Refusal> {
     let status = Command::new("losetup").args(words).status();
     match status {
         Ok(status) if status.success() => Ok(()),
-        Ok(_) => Err(Refusal::plain("the system's losetup failed".to_owned())),
+        Ok(_) => Err(Refusal::plain(String::new())),
         Err(why) => {
             let why = format!("it is the kernel's own, and the system's losetup cannot be run: {why}");
             Err(Refusal::plain(why))
@@ -342,6 +388,7 @@ fn help() -> String {
         let (name, says) = column.named();
         text.push_str(&format!("{name:>13}  {says}\n"));
     }
+    text.push_str("\nFor more details see losetup(8).\n");
     text
 }
 
@@ -364,6 +411,7 @@ Options:
  -c, --set-capacity <loopdev>  resize the device
  -j, --associated <file>       list all devices associated with <file>
  -L, --nooverlap               avoid possible conflict between devices
+     --remove <loopdev>...     remove one or more unused devices
 
  -o, --offset <num>            start at offset <num> into file
      --sizelimit <num>         device is limited to <num> bytes of the file

@@ -24,3 +24,5 @@ pub mod ublk;
 mod ublk_lane;
 pub mod watch;
 mod yard;
+
+pub use loopdev::remove as remove_loop;

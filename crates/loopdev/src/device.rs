@@ -246,6 +246,15 @@ pub fn set_capacity(number: u32) -> Result<(), LoopError> {
     sys::call(device.as_fd(), sys::LOOP_SET_CAPACITY, 0).map(drop).map_err(failed)
 }
 
+/// Have the driver forget a device that is free, and its node with it.
+///
+/// # Errors
+/// What the kernel refuses: `EBUSY` for one that is bound or open, `ENODEV` where there is none.
+pub fn remove(number: u32) -> io::Result<()> {
+    let control = open(CONTROL, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    sys::call(control.as_fd(), sys::LOOP_CTL_REMOVE, number.into()).map(drop)
+}
+
 /// The file that a device is bound to, as the kernel names it now. `None`: it is free.
 pub fn backing_file(number: u32) -> Option<PathBuf> {
     let text = std::fs::read_to_string(format!("/sys/block/loop{number}/loop/backing_file")).ok()?;

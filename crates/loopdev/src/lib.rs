@@ -13,7 +13,7 @@ mod sys;
 mod users;
 
 pub use device::{
-    Bound, LoopError, Request, attach, backing_file, bound_to, detach, is_available, set_capacity,
+    Bound, LoopError, Request, attach, backing_file, bound_to, detach, is_available, remove, set_capacity,
 };
 pub use users::{User, users};
 

@@ -10,7 +10,7 @@ use proto::nbd::CommandFlags;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 
@@ -231,6 +231,45 @@ fn probe_direct(sandbox: &Sandbox, image: &Path) -> Option<String> {
     let tried = sandbox.run(&["set", "disk", "direct=on"]);
     drop(server);
     (!tried.status.success()).then(|| tried.stderr.trim().to_owned())
+}
+
+/// How long requests take on the disk of `loop_16_…`, and how many there are at once.
+const SLOW: Duration = Duration::from_millis(100);
+const AT_ONCE: u64 = 8;
+
+/// A disk of 1 MiB as a file, on which every request takes [`SLOW`], however many there are.
+fn slow_file(sandbox: &Sandbox) -> (blockyard_tests::server::Server, std::path::PathBuf) {
+    let file = sandbox.path("slow.file");
+    let stack = "null:1M,irqmode=timer,completion=100ms";
+    let mut serve = sandbox.blockyard(&["serve", stack, "--name", "slow", "--queues", "1", "--fuse"]);
+    (sandbox.start(serve.arg(&file), 1), file)
+}
+
+#[test]
+fn loop_16_requests_run_side_by_side_where_the_kernel_has_one_worker_for_them() {
+    if no_loops() {
+        return;
+    }
+    let mut taken = Vec::new();
+    for ours in [false, true] {
+        // Each has a disk of its own, or the second would find in the page cache what the first has read.
+        let sandbox = Sandbox::default();
+        let (mut slow, file) = slow_file(&sandbox);
+        let device = Loop::new(&sandbox, ours, &["-r", file.to_str().unwrap()]);
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            for block in 0..AT_ONCE {
+                let device = &device;
+                scope.spawn(move || assert!(device.reads(block * 32), "ours: {ours}"));
+            }
+        });
+        taken.push(start.elapsed());
+        drop(device);
+        slow.terminate();
+    }
+    println!("the kernel's, ours: {taken:?}");
+    assert!(taken[1] < SLOW * (AT_ONCE as u32 - 2), "one after the other: {taken:?}");
+    assert!(taken[1] < taken[0], "the kernel's is faster: {taken:?}");
 }
 
 #[test]

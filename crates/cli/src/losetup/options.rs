@@ -27,6 +27,8 @@ pub(super) enum Action {
     SetCapacity(String),
     SetDirect(String, bool),
     SetBlock(String, u32),
+    /// Take unused devices out of `/dev`.
+    Remove(Vec<String>),
 }
 
 /// How answers are written.
@@ -61,114 +63,136 @@ enum Value {
     Optional,
 }
 
-/// Each option: its letter (upper half of ASCII for those without one), its word, its value.
-const OPTIONS: [(char, &str, Value); 22] = [
+/// Each option: its letter (control characters for those without one), its word, its value; in losetup's order, in
+/// which it names those that a beginning may mean.
+const OPTIONS: [(char, &str, Value); 24] = [
     ('a', "all", Value::None),
-    ('b', "sector-size", Value::Required),
     ('c', "set-capacity", Value::Required),
     ('d', "detach", Value::Required),
     ('D', "detach-all", Value::None),
     ('f', "find", Value::None),
+    ('L', "nooverlap", Value::None),
     ('h', "help", Value::None),
     ('j', "associated", Value::Required),
     ('J', "json", Value::None),
     ('l', "list", Value::None),
-    ('L', "nooverlap", Value::None),
+    ('b', "sector-size", Value::Required),
     ('n', "noheadings", Value::None),
     ('o', "offset", Value::Required),
     ('O', "output", Value::Required),
+    (OUTPUT_ALL, "output-all", Value::None),
+    (SIZELIMIT, "sizelimit", Value::Required),
     ('P', "partscan", Value::None),
     ('r', "read-only", Value::None),
-    ('v', "verbose", Value::None),
-    ('V', "version", Value::None),
-    (SIZELIMIT, "sizelimit", Value::Required),
-    (SHOW, "show", Value::None),
     (DIRECT_IO, "direct-io", Value::Optional),
     (RAW, "raw", Value::None),
+    (SHOW, "show", Value::None),
+    ('v', "verbose", Value::None),
+    ('V', "version", Value::None),
+    (REMOVE, "remove", Value::None),
 ];
-const OUTPUT_ALL: (char, &str, Value) = ('\u{5}', "output-all", Value::None);
 const SIZELIMIT: char = '\u{1}';
 const SHOW: char = '\u{2}';
 const DIRECT_IO: char = '\u{3}';
 const RAW: char = '\u{4}';
+const OUTPUT_ALL: char = '\u{5}';
+const REMOVE: char = '\u{6}';
 
-/// Options that exclude each other, in the order in which losetup names them.
-const EXCLUSIVE: [&[char]; 4] =
-    [&['D', 'a', 'c', 'd', 'f', 'j'], &['D', 'c', 'd', 'f', 'l'], &['D', 'c', 'd', 'f', 'O'], &['J', RAW]];
-
-fn all_options() -> impl Iterator<Item = (char, &'static str, Value)> {
-    OPTIONS.into_iter().chain([OUTPUT_ALL])
-}
+/// Options that exclude each other, in the order in which losetup names them. It has one more group, of --output,
+/// which stands in the wrong order there and so excludes nothing.
+const EXCLUSIVE: [&[char]; 3] = [&['D', 'a', 'c', 'd', 'f', 'j'], &['D', 'c', 'd', 'f', 'l'], &['J', RAW]];
 
 /// Words in the order given, options with their values taken apart from the rest.
+#[derive(Default)]
 struct Words {
     given: Vec<(char, Option<String>)>,
     rest: Vec<String>,
+    /// What cannot be read, once all before it were heeded: nothing behind it was looked at.
+    broken: Option<Refusal>,
 }
 
-fn read(words: &[String]) -> Result<Words, Refusal> {
-    let mut out = Words { given: Vec::new(), rest: Vec::new() };
+fn read(words: &[String]) -> Words {
+    let mut out = Words::default();
     let mut words = words.iter();
     while let Some(word) = words.next() {
-        if word == "--" {
+        let taken = if word == "--" {
             out.rest.extend(words.by_ref().cloned());
+            Ok(())
         } else if let Some(long) = word.strip_prefix("--") {
-            let (name, value) = match long.split_once('=') {
-                Some((name, value)) => (name, Some(value.to_owned())),
-                None => (long, None),
-            };
-            let (letter, full, takes) = long_option(name, word)?;
-            let value = match (takes, value) {
-                (Value::None, Some(_)) => {
-                    return Err(Refusal::usage(format!("option '--{full}' doesn't allow an argument")));
-                }
-                (Value::Required, None) => Some(
-                    words
-                        .next()
-                        .cloned()
-                        .ok_or_else(|| Refusal::usage(format!("option '--{full}' requires an argument")))?,
-                ),
-                (_, value) => value,
-            };
-            out.given.push((letter, value));
+            read_long(word, long, &mut words).map(|option| out.given.push(option))
         } else if word.len() > 1 && word.starts_with('-') {
-            let mut letters = word[1..].chars();
-            while let Some(letter) = letters.next() {
-                let known = all_options().find(|option| option.0 == letter && !letter.is_control());
-                let Some((_, _, takes)) = known else {
-                    return Err(Refusal::usage(format!("invalid option -- '{letter}'")));
-                };
-                if takes != Value::Required {
-                    out.given.push((letter, None));
-                    continue;
-                }
-                let value = match letters.as_str() {
-                    "" => words.next().cloned().ok_or_else(|| {
-                        Refusal::usage(format!("option requires an argument -- '{letter}'"))
-                    })?,
-                    glued => glued.to_owned(),
-                };
-                out.given.push((letter, Some(value)));
-                break;
-            }
+            read_letters(&word[1..], &mut words, &mut out.given)
         } else {
             out.rest.push(word.clone());
+            Ok(())
+        };
+        if let Err(refusal) = taken {
+            out.broken = Some(refusal);
+            break;
         }
     }
-    Ok(out)
+    out
+}
+
+fn read_long<'a>(
+    word: &str,
+    long: &str,
+    words: &mut impl Iterator<Item = &'a String>,
+) -> Result<(char, Option<String>), Refusal> {
+    let (name, value) = match long.split_once('=') {
+        Some((name, value)) => (name, Some(value.to_owned())),
+        None => (long, None),
+    };
+    let (letter, full, takes) = long_option(name, word)?;
+    let value = match (takes, value) {
+        (Value::None, Some(_)) => {
+            return Err(Refusal::usage(format!("option '--{full}' doesn't allow an argument")));
+        }
+        (Value::Required, None) => {
+            let next = words.next().cloned();
+            Some(next.ok_or_else(|| Refusal::usage(format!("option '--{full}' requires an argument")))?)
+        }
+        (_, value) => value,
+    };
+    Ok((letter, value))
+}
+
+fn read_letters<'a>(
+    letters: &str,
+    words: &mut impl Iterator<Item = &'a String>,
+    given: &mut Vec<(char, Option<String>)>,
+) -> Result<(), Refusal> {
+    let mut letters = letters.chars();
+    while let Some(letter) = letters.next() {
+        let known = OPTIONS.into_iter().find(|option| option.0 == letter && !letter.is_control());
+        let Some((_, _, takes)) = known else {
+            return Err(Refusal::usage(format!("invalid option -- '{letter}'")));
+        };
+        if takes != Value::Required {
+            given.push((letter, None));
+            continue;
+        }
+        let value = match letters.as_str() {
+            "" => words
+                .next()
+                .cloned()
+                .ok_or_else(|| Refusal::usage(format!("option requires an argument -- '{letter}'")))?,
+            glued => glued.to_owned(),
+        };
+        given.push((letter, Some(value)));
+        break;
+    }
+    Ok(())
 }
 
 fn long_option(name: &str, word: &str) -> Result<(char, &'static str, Value), Refusal> {
-    if let Some(exact) = all_options().find(|option| option.1 == name) {
+    if let Some(exact) = OPTIONS.into_iter().find(|option| option.1 == name) {
         return Ok(exact);
     }
-    let mut fitting = all_options().filter(|option| option.1.starts_with(name));
+    let mut fitting = OPTIONS.into_iter().filter(|option| option.1.starts_with(name));
     match (fitting.next(), fitting.next()) {
         (Some(only), None) => Ok(only),
-        (None, _) => {
-            let shown = word.split('=').next().unwrap_or(word);
-            Err(Refusal::usage(format!("unrecognized option '{shown}'")))
-        }
+        (None, _) => Err(Refusal::usage(format!("unrecognized option '{word}'"))),
         (Some(one), Some(two)) => {
             let others: Vec<String> =
                 [one, two].into_iter().chain(fitting).map(|option| format!("'--{}'", option.1)).collect();
@@ -177,11 +201,13 @@ fn long_option(name: &str, word: &str) -> Result<(char, &'static str, Value), Re
     }
 }
 
+/// Whether the last of these goes with those before it.
 fn check_exclusive(given: &[(char, Option<String>)]) -> Result<(), Refusal> {
-    for group in EXCLUSIVE {
-        let present = group.iter().filter(|letter| given.iter().any(|option| option.0 == **letter));
-        if present.count() > 1 {
-            let name = |letter: &char| all_options().find(|option| option.0 == *letter).map_or("", |o| o.1);
+    let Some((last, _)) = given.last() else { return Ok(()) };
+    for group in EXCLUSIVE.into_iter().filter(|group| group.contains(last)) {
+        if given.iter().any(|(letter, _)| letter != last && group.contains(letter)) {
+            let name =
+                |letter: &char| OPTIONS.into_iter().find(|option| option.0 == *letter).map_or("", |o| o.1);
             let names: Vec<String> = group.iter().map(|letter| format!(" --{}", name(letter))).collect();
             return Err(Refusal::plain(format!("mutually exclusive arguments:{}", names.concat())));
         }
@@ -189,150 +215,206 @@ fn check_exclusive(given: &[(char, Option<String>)]) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Why a size is none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum SizeError {
+    /// It is not written as one.
+    Invalid,
+    /// More than 64 bits hold.
+    Range,
+}
+
 /// A size as util-linux reads it: `K` and `KiB` are 1024, `KB` is 1000, and so on up to `E`; `0x` is hexadecimal.
-pub(super) fn size(text: &str) -> Option<u64> {
+pub(super) fn size(text: &str) -> Result<u64, SizeError> {
     let (digits, radix) = match text.strip_prefix("0x").or(text.strip_prefix("0X")) {
         Some(hexadecimal) => (hexadecimal, 16),
         None => (text, 10),
     };
     let end = digits.find(|c: char| !c.is_digit(radix) && c != '.').unwrap_or(digits.len());
     let (number, suffix) = digits.split_at(end);
-    let unit = match suffix.to_ascii_uppercase().as_str() {
-        "" => 1,
-        suffix => {
-            let power = "KMGTPE".find(&suffix[..suffix.chars().next()?.len_utf8()])? as u32 + 1;
-            match &suffix[1..] {
-                "" | "IB" => 1024u64.pow(power),
-                "B" => 1000u64.pow(power),
-                _ => return None,
-            }
-        }
+    let unit = unit(suffix).ok_or(SizeError::Invalid)?;
+    let whole = |text: &str| {
+        u64::from_str_radix(text, radix).map_err(|why| match why.kind() {
+            std::num::IntErrorKind::PosOverflow => SizeError::Range,
+            _ => SizeError::Invalid,
+        })
     };
     match number.split_once('.') {
-        None => u64::from_str_radix(number, radix).ok()?.checked_mul(unit),
-        Some((whole, fraction)) if radix == 10 && !fraction.is_empty() && fraction.len() < 10 => {
-            let tenths = u128::from(fraction.parse::<u64>().ok()?) * u128::from(unit);
-            let part = tenths / 10u128.pow(fraction.len() as u32);
-            whole.parse::<u64>().ok()?.checked_mul(unit)?.checked_add(u64::try_from(part).ok()?)
+        None => whole(number)?.checked_mul(unit).ok_or(SizeError::Range),
+        Some((units, fraction)) if radix == 10 && !fraction.is_empty() && fraction.len() < 10 => {
+            let tenths = u128::from(whole(fraction)?) * u128::from(unit);
+            let part = u64::try_from(tenths / 10u128.pow(fraction.len() as u32)).unwrap_or(u64::MAX);
+            let units = whole(units)?.checked_mul(unit).ok_or(SizeError::Range)?;
+            units.checked_add(part).ok_or(SizeError::Range)
         }
-        Some(_) => None,
+        Some(_) => Err(SizeError::Invalid),
+    }
+}
+
+fn unit(suffix: &str) -> Option<u64> {
+    let suffix = suffix.to_ascii_uppercase();
+    let Some(first) = suffix.chars().next() else { return Some(1) };
+    let power = "KMGTPE".find(first)? as u32 + 1;
+    match &suffix[first.len_utf8()..] {
+        "" | "IB" => Some(1024u64.pow(power)),
+        "B" => Some(1000u64.pow(power)),
+        _ => None,
     }
 }
 
 fn sized(text: &str, what: &str) -> Result<u64, Refusal> {
-    let why = || Refusal::plain(format!("failed to parse {what}: '{text}': Invalid argument"));
-    size(text).filter(|&size| size <= i64::MAX as u64).ok_or_else(why)
+    size(text).map_err(|why| {
+        let why = match why {
+            SizeError::Invalid => "Invalid argument",
+            SizeError::Range => "Numerical result out of range",
+        };
+        Refusal::plain(format!("failed to parse {what}: '{text}': {why}"))
+    })
 }
 
 pub(super) fn parse(words: &[String]) -> Result<Options, Refusal> {
-    let Words { given, mut rest } = read(words)?;
-    let has = |letter: char| given.iter().any(|option| option.0 == letter);
-    let value = |letter: char| {
-        given.iter().rev().find(|option| option.0 == letter).and_then(|option| option.1.as_deref())
-    };
+    let Words { given, rest, broken } = read(words);
     let mut options = Options {
         action: Action::Help,
         listing: Listing {
-            list: has('l'),
-            style: if has('J') {
-                Style::Json
-            } else if has(RAW) {
-                Style::Raw
-            } else {
-                Style::Table
-            },
-            headings: !has('n'),
+            list: false,
+            style: Style::Table,
+            headings: true,
             columns: Column::DEFAULT.to_vec(),
         },
-        offset: value('o').map(|text| sized(text, "offset")).transpose()?,
-        sizelimit: value(SIZELIMIT).map(|text| sized(text, "size")).transpose()?,
-        block: value('b').map(|text| sized(text, "logical block size")).transpose()?.map(|block| {
-            // What does not fit is no block size either.
-            u32::try_from(block).unwrap_or(u32::MAX)
-        }),
-        direct: match (has(DIRECT_IO), value(DIRECT_IO)) {
-            (false, _) => None,
-            (true, None | Some("on")) => Some(true),
-            (true, Some("off")) => Some(false),
-            (true, Some(other)) => return Err(Refusal::plain(format!("argument error: '{other}'"))),
-        },
-        partscan: has('P'),
-        read_only: has('r'),
-        show: has(SHOW),
-        no_overlap: has('L'),
+        offset: None,
+        sizelimit: None,
+        block: None,
+        direct: None,
+        partscan: false,
+        read_only: false,
+        show: false,
+        no_overlap: false,
     };
-    if has('h') || has('V') {
-        options.action = if has('h') { Action::Help } else { Action::Version };
-        return Ok(options);
+    let (mut asked, mut names) = (Asked::Nothing, None);
+    // One after the other, as getopt hands them out: the first that is wrong is the one that is complained about.
+    for (number, (letter, value)) in given.iter().enumerate() {
+        check_exclusive(&given[..=number])?;
+        let text = value.as_deref().unwrap_or_default();
+        match *letter {
+            'h' | 'V' => {
+                options.action = if *letter == 'h' { Action::Help } else { Action::Version };
+                return Ok(options);
+            }
+            'O' => {
+                options.listing.list = true;
+                names = Some(text);
+            }
+            OUTPUT_ALL => options.listing.columns = Column::ALL.to_vec(),
+            'j' => asked = Asked::Show(Some(text.to_owned())),
+            'a' => asked = Asked::Show(None),
+            'c' => asked = Asked::SetCapacity(text.to_owned()),
+            'd' => asked = Asked::Detach(text.to_owned()),
+            'D' => asked = Asked::DetachAll,
+            'f' => asked = Asked::Find,
+            REMOVE => asked = Asked::Remove,
+            _ => set(&mut options, *letter, value.as_deref())?,
+        }
     }
-    check_exclusive(&given)?;
-    if has(OUTPUT_ALL.0) {
-        options.listing.columns = Column::ALL.to_vec();
+    if let Some(refusal) = broken {
+        return Err(refusal);
     }
-    if let Some(names) = value('O') {
+    if let Some(names) = names {
         options.listing.columns = Column::list(names)?;
     }
-    options.action = action(&given, &mut rest, &mut options)?;
+    options.action = action(words.len(), asked, rest, &mut options)?;
     check_context(&options)?;
     Ok(options)
 }
 
+/// An option that says how, rather than what.
+fn set(options: &mut Options, letter: char, value: Option<&str>) -> Result<(), Refusal> {
+    let text = value.unwrap_or_default();
+    match letter {
+        'J' => options.listing.style = Style::Json,
+        RAW => options.listing.style = Style::Raw,
+        'l' => options.listing.list = true,
+        'n' => options.listing.headings = false,
+        'L' => options.no_overlap = true,
+        'o' => options.offset = Some(sized(text, "offset")?),
+        SIZELIMIT => options.sizelimit = Some(sized(text, "size")?),
+        // What does not fit is no block size either.
+        'b' => options.block = Some(u32::try_from(sized(text, "logical block size")?).unwrap_or(u32::MAX)),
+        'P' => options.partscan = true,
+        'r' => options.read_only = true,
+        SHOW => options.show = true,
+        DIRECT_IO => {
+            options.direct = match value {
+                None | Some("on") => Some(true),
+                Some("off") => Some(false),
+                Some(other) => return Err(Refusal::plain(format!("argument error: '{other}'"))),
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// What is asked for by an option.
+enum Asked {
+    Nothing,
+    Show(Option<String>),
+    SetCapacity(String),
+    Detach(String),
+    DetachAll,
+    Find,
+    Remove,
+}
+
+/// `count`: of all words on the command line.
 fn action(
-    given: &[(char, Option<String>)],
-    rest: &mut Vec<String>,
+    count: usize,
+    asked: Asked,
+    mut rest: Vec<String>,
     options: &mut Options,
 ) -> Result<Action, Refusal> {
-    let value = |letter: char| given.iter().rev().find(|option| option.0 == letter).map(|o| o.1.clone());
-    let mut rest = rest.drain(..);
-    let none_left = |mut rest: std::vec::Drain<'_, String>| match rest.next() {
-        None => Ok(()),
-        Some(_) => Err(Refusal::plain("unexpected arguments".to_owned())),
-    };
-    let acting = |letter: &char| given.iter().any(|option| option.0 == *letter);
-    if let Some(Some(first)) = value('d') {
-        return Ok(Action::Detach(std::iter::once(first).chain(rest).collect()));
-    }
-    if acting(&'D') {
-        return Ok(Action::DetachAll);
-    }
-    if let Some(Some(device)) = value('c') {
-        return Ok(Action::SetCapacity(device));
-    }
-    if acting(&'f') {
-        return match rest.next() {
-            Some(file) => none_left(rest).map(|()| Action::Create { device: None, file }),
-            None => Ok(Action::FindFree),
-        };
-    }
-    if let Some(file) = value('j') {
-        return Ok(Action::ShowAll { file });
-    }
-    if acting(&'a') {
-        return Ok(Action::ShowAll { file: None });
-    }
-    let Some(first) = rest.next() else {
-        let bare = given.is_empty() || given.len() == 1 && (acting(&'J') || acting(&RAW));
-        options.listing.list |= bare;
-        return match options.listing.list {
-            true => Ok(Action::ShowAll { file: None }),
-            false => Err(Refusal::plain("no loop device specified".to_owned())),
-        };
-    };
-    match (rest.next(), options.direct, options.block) {
-        (Some(file), ..) => none_left(rest).map(|()| Action::Create { device: Some(first), file }),
-        (None, _, Some(block)) => Ok(Action::SetBlock(first, block)),
-        (None, Some(direct), None) => Ok(Action::SetDirect(first, direct)),
-        (None, None, None) => {
-            options.listing.list |= options.listing.style == Style::Json && options.listing.list;
-            Ok(Action::ShowOne(first))
+    let unexpected = || Err(Refusal::plain("unexpected arguments".to_owned()));
+    match asked {
+        Asked::Detach(first) => return Ok(Action::Detach(std::iter::once(first).chain(rest).collect())),
+        Asked::DetachAll => return Ok(Action::DetachAll),
+        Asked::SetCapacity(device) => return Ok(Action::SetCapacity(device)),
+        Asked::Show(file) => return Ok(Action::ShowAll { file }),
+        Asked::Remove if rest.is_empty() => {
+            return Err(Refusal::plain("no loop device specified".to_owned()));
         }
+        Asked::Remove => return Ok(Action::Remove(rest)),
+        Asked::Find => {
+            return match rest.len() {
+                0 => Ok(Action::FindFree),
+                1 => Ok(Action::Create { device: None, file: rest.remove(0) }),
+                _ => unexpected(),
+            };
+        }
+        Asked::Nothing => {}
+    }
+    let listing = &mut options.listing;
+    listing.list |= count == 0 || count == 1 && listing.style != Style::Table;
+    match (rest.len(), options.direct, options.block) {
+        (0, ..) if listing.list => Ok(Action::ShowAll { file: None }),
+        (0, ..) => Err(Refusal::plain("no loop device specified".to_owned())),
+        (1, _, Some(block)) => Ok(Action::SetBlock(rest.remove(0), block)),
+        (1, Some(direct), None) => Ok(Action::SetDirect(rest.remove(0), direct)),
+        (1, None, None) => Ok(Action::ShowOne(rest.remove(0))),
+        (2, ..) => {
+            let device = Some(rest.remove(0));
+            Ok(Action::Create { device, file: rest.remove(0) })
+        }
+        _ => unexpected(),
     }
 }
 
 fn check_context(options: &Options) -> Result<(), Refusal> {
     let creates = matches!(options.action, Action::Create { .. });
+    // To losetup direct I/O on a device that is there is another matter, and asking for it without one is this.
+    let direct = options.direct == Some(true)
+        && !matches!(options.action, Action::SetDirect(..) | Action::SetBlock(..));
     let setup = options.sizelimit.is_some() || options.partscan || options.read_only || options.show;
-    if setup && !creates {
+    if (setup || direct) && !creates {
         let why =
             "the options --{sizelimit,partscan,read-only,show} are allowed during loop device setup only";
         return Err(Refusal::plain(why.to_owned()));
@@ -391,23 +473,35 @@ mod tests {
         ] {
             assert_eq!(parsed(line).unwrap().listing.list, list, "{line}");
         }
-        for line in ["-n", "-r", "-O NAME", "--output-all", "-J -n"] {
+        assert!(parsed("-O NAME").unwrap().listing.list && parsed("-j f -O NAME").unwrap().listing.list);
+        for line in ["-n", "-r", "--", "--output-all", "-J -n"] {
             let why = parsed(line).expect_err(line);
             assert!(why.contains("no loop device specified") || why.contains("allowed during"), "{why}");
         }
     }
 
     #[test]
+    fn the_first_word_that_settles_it_does() {
+        assert_eq!(action("-h -k"), Action::Help);
+        assert_eq!(action("-V -h -o x"), Action::Version);
+        assert_eq!(action("-f -O NAME"), Action::FindFree);
+        assert_eq!(action("--remove a b"), Action::Remove(vec!["a".to_owned(), "b".to_owned()]));
+        assert_eq!(action("-- -l"), Action::ShowOne("-l".to_owned()));
+    }
+
+    #[test]
     fn refusals_are_losetups() {
+        const SETUP: &str =
+            "the options --{sizelimit,partscan,read-only,show} are allowed during loop device setup only";
         for (line, why) in [
-            ("--bad=1", "unrecognized option '--bad'"),
+            ("--bad=1", "unrecognized option '--bad=1'"),
             ("-k", "invalid option -- 'k'"),
             ("-j", "option requires an argument -- 'j'"),
             ("--offset", "option '--offset' requires an argument"),
             ("--all=1", "option '--all' doesn't allow an argument"),
             (
                 "--s",
-                "option '--s' is ambiguous; possibilities: '--sector-size' '--set-capacity' '--sizelimit' '--show'",
+                "option '--s' is ambiguous; possibilities: '--set-capacity' '--sector-size' '--sizelimit' '--show'",
             ),
             (
                 "-af",
@@ -419,6 +513,12 @@ mod tests {
             ("--direct-io=maybe x", "argument error: 'maybe'"),
             ("-f a b", "unexpected arguments"),
             ("-o 5 x", "the option --offset is not allowed in this context"),
+            ("-f --direct-io", SETUP),
+            ("-l --direct-io=on", SETUP),
+            ("-k -h", "invalid option -- 'k'"),
+            ("-l -O NAME,", "unknown column: NAME,"),
+            ("-l -O +,NAME", ""),
+            ("-l -O NAME,,RO", ""),
             (
                 "-f --show",
                 "the options --{sizelimit,partscan,read-only,show} are allowed during loop device setup only",
@@ -440,10 +540,14 @@ mod tests {
             ("2G", 2 << 30),
             ("7E", 7 << 60),
         ] {
-            assert_eq!(size(text), Some(bytes), "{text}");
+            assert_eq!(size(text), Ok(bytes), "{text}");
         }
-        for text in ["", "x", "1x", "-1", "1KX", "16E", "99999999999999999999", "1.", "é", "1é"] {
-            assert_eq!(size(text), None, "{text}");
+        for text in ["", "x", "1x", "-1", "1KX", "1.", "é", "1é", "K"] {
+            assert_eq!(size(text), Err(SizeError::Invalid), "{text}");
         }
+        for text in ["16E", "99999999999999999999", "15.99999E9E"] {
+            assert!(size(text).is_err(), "{text}");
+        }
+        assert_eq!(size("16E"), Err(SizeError::Range));
     }
 }

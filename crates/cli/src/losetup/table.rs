@@ -109,9 +109,20 @@ impl Column {
             Some(more) => (Column::DEFAULT.to_vec(), more),
             None => (Vec::new(), names),
         };
+        // Where there is no name losetup fails without a word.
+        if names.is_empty() {
+            return Err(Refusal::plain(String::new()));
+        }
         let mut rest = names;
         while !rest.is_empty() {
-            let (name, after) = rest.split_once(',').unwrap_or((rest, ""));
+            let (name, after) = match rest.split_once(',') {
+                // A comma at the end belongs to the last name, which then is none.
+                Some((name, after)) if !after.is_empty() || name.is_empty() => (name, after),
+                _ => (rest, ""),
+            };
+            if name.is_empty() {
+                return Err(Refusal::plain(String::new()));
+            }
             let known = Column::ALL.into_iter().find(|column| column.named().0.eq_ignore_ascii_case(name));
             // losetup names all that is left.
             columns.push(known.ok_or_else(|| Refusal::plain(format!("unknown column: {rest}")))?);

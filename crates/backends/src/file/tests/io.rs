@@ -68,7 +68,7 @@ fn a_durable_write_goes_through_the_ring() {
 }
 
 #[test]
-fn a_write_that_may_not_wait_says_again() {
+fn loop_9_a_write_that_may_not_wait_says_again() {
     let (_dir, path) = image();
     let (_, mut disk) = with_facts(&path, buffered_facts());
     disk.ring.cold = true;
