@@ -31,7 +31,8 @@ mod zero;
 pub use failing::{Failing, FailingNode};
 pub use file::{Alignment, Direct, Facts, File, FileNode, FileSpec, OpenError, Shared};
 pub use null::{
-    Completion, CompletionError, IrqMode, Null, NullError, NullNode, NullSpec, ZonedError, ZonedSpec,
+    BadRanges, Completion, CompletionError, FaultSpec, IrqMode, KnobError, Knobs, Null, NullError, NullNode,
+    NullSpec, ParseBadError, ParseFaultError, Sharing, ZonedError, ZonedSpec,
 };
 pub use ram::{Ram, RamError, RamNode, RamSpec};
 pub use zero::{Zero, ZeroNode, ZeroPages, zero_file};

@@ -49,6 +49,11 @@ pub(crate) struct TestRing {
 }
 
 impl TestRing {
+    /// How many timers are set.
+    pub(crate) fn timers(&self) -> usize {
+        self.timers.len()
+    }
+
     fn perform(&mut self, file: FileId, op: FileOp, data: &[Segment]) -> i64 {
         let fault = match self.faults.front() {
             Some((applies, fault)) if applies(&op) => {

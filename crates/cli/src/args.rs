@@ -89,14 +89,18 @@ Stacks:
            [,size=SIZE,create][,format=raw|qcow2|vmdk][,part=N|LABEL=NAME|PARTUUID=UUID][,autosize]
            [,autoclear][,partscan]
   ram:SIZE[,hugepages]
-  null:[SIZE][,irqmode=none|softirq|timer][,completion=TIME][,memory_backed]
+  null:[SIZE][,irqmode=none|softirq|timer][,completion=TIME][,memory_backed[,discard][,cache_size=SIZE[,fua=off]]]
+       [,blocksize=512..4096][,max_sectors=N][,virt_boundary][,rotational][,blocking][,mbps=N]
+       [,hw_queue_depth=N][,shared_tags][,shared_tag_bitmap][,badblocks=FIRST-LAST[+FIRST-LAST...]]
+       [,badblocks_once][,badblocks_partial_io][,timeout=FAULT][,requeue=FAULT][,init_hctx=FAULT]
        [,zoned[,zone_size=SIZE][,zone_capacity=SIZE][,zone_nr_conv=N][,zone_max_open=N][,zone_max_active=N]
         [,zone_append_max_sectors=N][,zone_full][,zone_readonly=SECTOR[+SECTOR...]][,zone_offline=...]]
   zero:[SIZE]
   error:[SIZE]
   nbd:URI[,timeout=TIME][,reconnect=TIME][,ro]
 
-  A SIZE is in bytes or has a binary suffix K M G T; a TIME has ns, us, ms or s. A comma within a path is
+  A SIZE is in bytes or has a binary suffix K M G T; a TIME has ns, us, ms or s; a FAULT of null: is
+  INTERVAL:PROBABILITY:SPACE:TIMES, as in the kernel's fault injection. A comma within a path is
   written twice. What has no SIZE has 250G.
 
   An nbd: URI is nbd+unix:///EXPORT?socket=PATH or nbd://HOST[:PORT]/EXPORT; nbds+unix and nbds with TLS, for
@@ -340,12 +344,13 @@ pub(crate) struct ResizeArgs {
 #[command(after_help = "\
   direct=on|off|auto  read and write past the page cache, or through it
   file=PATH           another file of the same size, behind a device with ro
+  badblocks=+FIRST-LAST, badblocks=-FIRST-LAST   sectors of a null: that become bad, or good
 
 Requests that are under way end first; those that come meanwhile wait.")]
 pub(crate) struct SetArgs {
     /// The device
     pub(crate) name: String,
-    /// What to change: direct=on|off|auto or file=PATH
+    /// What to change: direct=on|off|auto, file=PATH or badblocks=±FIRST-LAST
     #[arg(value_name = "KEY=VALUE")]
     pub(crate) change: String,
 }

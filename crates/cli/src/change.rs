@@ -27,9 +27,12 @@ pub(crate) fn set(args: &SetArgs) -> Result<ExitCode, Failure> {
             let path = std::path::absolute(path).map_err(|why| Failure::new("set", &args.name, why))?;
             Change::File(path)
         }
+        Some(("badblocks", range)) => Change::BadBlocks(range.to_owned()),
         _ => {
-            let why =
-                format!("\"{}\" cannot be changed (there are direct=on|off|auto and file=PATH)", args.change);
+            let why = format!(
+                "\"{}\" cannot be changed (there are direct=on|off|auto, file=PATH and badblocks=+FIRST-LAST)",
+                args.change
+            );
             return Err(usage(why));
         }
     };

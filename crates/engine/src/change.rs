@@ -32,6 +32,8 @@ pub enum Change {
     Direct(Direct),
     /// Another file of the same size behind a read-only device. An absolute path.
     File(PathBuf),
+    /// Sectors of a null device that become bad, `+FIRST-LAST`, or good, `-FIRST-LAST`.
+    BadBlocks(String),
     /// Another size.
     Resize {
         /// In bytes; `None`: what the file has now.
@@ -58,6 +60,12 @@ pub enum ChangeError {
     /// Nothing of that can be changed about it.
     #[error("it is {0}, and only a device on one file can be changed so")]
     NotOneFile(String),
+    /// Only those have bad blocks that come and go.
+    #[error("it is {0}, and only a null device has bad blocks that can be changed")]
+    NotNull(String),
+    /// It is no range of sectors.
+    #[error("{0}")]
+    BadBlocks(#[from] backends::ParseBadError),
     /// Its layers make another size of that of its file.
     #[error("its size is not that of its file (resize the file, then resize without a size)")]
     OtherSize,
@@ -108,6 +116,12 @@ impl Host {
             }
             Change::File(path) => {
                 self.remake(&device, Box::new(move |file| file.replaced(path.clone()))).await
+            }
+            Change::BadBlocks(change) => {
+                let form = device.form();
+                let null =
+                    form.tree.only_null().ok_or_else(|| ChangeError::NotNull(form.stack.to_string()))?;
+                Ok(null.change_bad_blocks(&change).map_err(ChangeError::from)?)
             }
             Change::Resize { size, shrink } => self.resize(&device, size.map(Bytes), shrink).await,
             Change::Suspend { flush } => self.suspend(&device, flush).await,

@@ -54,7 +54,7 @@ fn on_every_backend(kind: &str) {
     let shm = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
     let in_memory = shm.path().join("image");
     File::create(&in_memory).and_then(|file| file.set_len(SIZE)).expect("an image in memory");
-    let (ram, null) = (format!("ram:{SIZE}"), format!("null:{SIZE},memory_backed"));
+    let (ram, null) = (format!("ram:{SIZE}"), format!("null:{SIZE},memory_backed,discard"));
     let (memory, memory_4k) =
         (format!("file:{}", in_memory.display()), format!("file:{},block=4096", in_memory.display()));
     let stacks: [(&str, &[&str]); 6] = [

@@ -3,8 +3,18 @@
 //! The kernel's leaves the memory of a read as it found it. That would show one client what another sent,
 //! so here a read without `memory_backed` is zeroes: lent where the sender takes any memory, which costs
 //! nothing, and filled elsewhere. With a set time each request is held that long, by a timer of the ring.
-//! With `memory_backed` it is a RAM disk behind that timer. With zones it is a zoned device: see [`zones`].
+//! With `memory_backed` it is a RAM disk behind that timer. With zones it is a zoned device: see [`zones`]. The other
+//! knobs, which make it slow, narrow or faulty, are in [`knobs`]; requests heed them in [`gate`].
 
+mod bad_blocks;
+mod cache;
+mod fault;
+mod gate;
+#[cfg(test)]
+mod gate_tests;
+mod knobs;
+mod tags;
+mod throttle;
 mod zoned;
 mod zoned_spec;
 mod zones;
@@ -14,7 +24,11 @@ mod zones_tests;
 use crate::ram::{Ram, RamError, RamNode, RamSpec};
 use crate::zero::{Zero, ZeroNode};
 use crate::{Backend, Fact, Features};
+pub use bad_blocks::{BadRanges, ParseBadError};
 use block::{Bytes, Cookie, QueueLimits, Region, Request, Sectors, Status};
+pub use fault::{FaultSpec, ParseFaultError};
+use gate::{Gate, Shared};
+pub use knobs::{KnobError, Knobs, Sharing};
 use queue::{Cx, FileId, Node, NodeId, Ring, Verdict};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -97,6 +111,8 @@ pub struct NullSpec {
     pub memory_backed: bool,
     /// Be a zoned device.
     pub zoned: Option<ZonedSpec>,
+    /// Everything else.
+    pub knobs: Knobs,
 }
 
 /// Why there is no such null device.
@@ -108,13 +124,16 @@ pub enum NullError {
     /// It cannot be zoned like that.
     #[error(transparent)]
     Zoned(#[from] ZonedError),
+    /// Knobs do not go together.
+    #[error(transparent)]
+    Knobs(#[from] KnobError),
 }
 
 impl Default for NullSpec {
     /// null_blk's size, and no waiting.
     fn default() -> Self {
         let (completion, memory_backed, zoned) = (Completion::Instant, false, None);
-        NullSpec { size: Bytes::gib(250), completion, memory_backed, zoned }
+        NullSpec { size: Bytes::gib(250), completion, memory_backed, zoned, knobs: Knobs::default() }
     }
 }
 
@@ -125,6 +144,7 @@ pub struct Null {
     completion: Completion,
     ram: Option<Arc<Ram>>,
     zones: Option<Arc<Zones>>,
+    shared: Arc<Shared>,
 }
 
 impl Null {
@@ -137,12 +157,42 @@ impl Null {
         if size == Bytes::ZERO || !size.is_aligned(512) {
             return Err(RamError::Size(size).into());
         }
+        let knobs = &spec.knobs;
+        knobs.check(size, spec.memory_backed, spec.zoned.is_some())?;
         let zones = spec.zoned.as_ref().map(|zoned| Zones::new(zoned, size)).transpose()?.map(Arc::new);
         let ram = match spec.memory_backed {
             true => Some(Ram::new(&RamSpec { size, huge: false })?),
             false => None,
         };
-        Ok(Null { size, completion: spec.completion, ram, zones })
+        Ok(Null { size, completion: spec.completion, ram, zones, shared: Arc::new(Shared::new(knobs, size)) })
+    }
+
+    /// Make sectors bad (`+FIRST-LAST`) or good (`-FIRST-LAST`) from now on.
+    ///
+    /// # Errors
+    /// It is no such range, or not on the device, or nothing of this device looks at bad blocks.
+    pub fn change_bad_blocks(&self, change: &str) -> Result<(), ParseBadError> {
+        if !self.is_gated() {
+            return Err(ParseBadError::unheeded());
+        }
+        self.shared.bad.change(change, self.size.sectors())
+    }
+
+    /// Whether another hardware queue can be made: `init_hctx` says now and then that it cannot.
+    ///
+    /// # Errors
+    /// `EFAULT`, as null_blk.
+    pub fn admit_queue(&self) -> std::io::Result<()> {
+        let mut chance = fault::Chance::new(self.shared.seed());
+        match &self.shared.init_hctx {
+            Some(fault) if fault.strikes(&mut chance) => Err(std::io::Error::from_raw_os_error(libc::EFAULT)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Knobs stand between a request and its end, or may come to.
+    fn is_gated(&self) -> bool {
+        !self.shared.knobs.are_idle() || self.ram.is_some()
     }
 
     /// The memory behind it, with `memory_backed`.
@@ -166,7 +216,44 @@ impl Null {
             None => Body::Plain(content),
             Some(zones) => Body::Zoned(ZonedNode::new(zones.clone(), content)),
         };
-        NullNode { body, completion: self.completion, ended: Box::default() }
+        let gate = self.is_gated().then(|| Box::new(Gate::new(self.shared.clone())));
+        NullNode { body, completion: self.completion, gate, ended: Box::default() }
+    }
+
+    /// Only of knobs that were turned.
+    fn knob_facts(&self) -> Vec<Fact> {
+        let shared = &self.shared;
+        let mut facts = Vec::new();
+        if let (Some(size), Some(cache)) = (shared.knobs.cache_size, &shared.cache) {
+            facts.push(("write cache", format!("{} of {size} in use", cache.held())));
+        }
+        if let Some(rate) = shared.knobs.mbps {
+            facts.push(("rate", format!("{rate} MiB/s at most")));
+        }
+        if let Some(depth) = shared.knobs.depth() {
+            let whose = match shared.knobs.sharing {
+                Sharing::Queue => "of each queue",
+                Sharing::Device => "of all queues",
+                Sharing::Process => "of all null devices that share tags",
+            };
+            facts.push(("requests at once", format!("{depth} {whose}")));
+        }
+        let bad = shared.bad.ranges();
+        if !bad.is_empty() || shared.knobs.badblocks_once {
+            let bad = if bad.is_empty() { "none left".to_owned() } else { bad.to_string() };
+            facts.push(("bad blocks", bad));
+        }
+        let faults = [
+            ("timeouts injected", &shared.timeout),
+            ("requeues injected", &shared.requeue),
+            ("queues refused", &shared.init_hctx),
+        ];
+        for (name, fault) in faults {
+            if let Some(fault) = fault {
+                facts.push((name, fault.happened.load(std::sync::atomic::Ordering::Relaxed).to_string()));
+            }
+        }
+        facts
     }
 
     fn zone_facts(zones: &Zones) -> Vec<Fact> {
@@ -194,29 +281,46 @@ impl Backend for Null {
     }
 
     fn features(&self) -> Features {
+        let knobs = &self.shared.knobs;
+        let plain = Features {
+            discard: knobs.discard,
+            fua: knobs.fua,
+            rotational: knobs.rotational,
+            ..Features::MEMORY
+        };
         match &self.zones {
-            None => Features::MEMORY,
-            Some(_) => Features { discard: false, write_zeroes: false, fast_zero: false, ..Features::MEMORY },
+            None => plain,
+            Some(_) => Features { write_zeroes: false, fast_zero: false, ..plain },
         }
     }
 
     fn limits(&self) -> QueueLimits {
-        let Some(zones) = &self.zones else { return crate::memory_limits() };
-        let (max_open_zones, max_active_zones) = zones.limits();
-        let plain = crate::memory_limits();
-        let mut limits = QueueLimits {
-            features: plain.features.with(block::Features::ZONED),
-            chunk_sectors: zones.zone_len(),
-            max_hw_zone_append_sectors: zones.append_max(),
-            max_open_zones,
-            max_active_zones,
-            physical_block_size: plain.logical_block_size,
-            io_min: plain.logical_block_size,
-            max_hw_discard_sectors: Sectors(0),
-            max_write_zeroes_sectors: Sectors(0),
-            max_hw_wzeroes_unmap_sectors: Sectors(0),
-            ..plain
+        let knobs = &self.shared.knobs;
+        let mut limits = match &self.zones {
+            Some(zones) => zoned_limits(zones),
+            None => crate::memory_limits(),
         };
+        limits.logical_block_size = knobs.blocksize;
+        limits.physical_block_size = limits.physical_block_size.max(knobs.blocksize);
+        limits.io_min = limits.io_min.max(knobs.blocksize);
+        if let Some(sectors) = knobs.max_sectors {
+            limits.max_hw_sectors = sectors;
+        }
+        if knobs.virt_boundary {
+            limits.virt_boundary_mask = 4095;
+        }
+        if knobs.rotational {
+            limits.features = limits.features.with(block::Features::ROTATIONAL);
+        }
+        if knobs.cache_size.is_some() {
+            limits.features = limits.features.with(block::Features::WRITE_CACHE);
+            if knobs.fua {
+                limits.features = limits.features.with(block::Features::FUA);
+            }
+        }
+        if !knobs.discard {
+            limits.max_hw_discard_sectors = Sectors(0);
+        }
         let checked = limits.validate();
         debug_assert_eq!(checked, Ok(()));
         limits
@@ -237,7 +341,26 @@ impl Backend for Null {
             facts.push(("allocated", ram.allocated().to_string()));
         }
         facts.extend(self.zones.iter().flat_map(|zones| Null::zone_facts(zones)));
+        facts.extend(self.knob_facts());
         facts
+    }
+}
+
+/// What a device with those zones takes, before other knobs.
+fn zoned_limits(zones: &Zones) -> QueueLimits {
+    let (max_open_zones, max_active_zones) = zones.limits();
+    let plain = crate::memory_limits();
+    QueueLimits {
+        features: plain.features.with(block::Features::ZONED),
+        chunk_sectors: zones.zone_len(),
+        max_hw_zone_append_sectors: zones.append_max(),
+        max_open_zones,
+        max_active_zones,
+        physical_block_size: plain.logical_block_size,
+        io_min: plain.logical_block_size,
+        max_write_zeroes_sectors: Sectors(0),
+        max_hw_wzeroes_unmap_sectors: Sectors(0),
+        ..plain
     }
 }
 
@@ -281,6 +404,8 @@ enum Body {
 pub struct NullNode {
     body: Body,
     completion: Completion,
+    /// Where knobs ask for more than an end after some time.
+    gate: Option<Box<Gate>>,
     /// By tag: how a request that waits for its time ended; `None` while the RAM disk has it.
     ended: Box<[Option<Status>]>,
 }
@@ -320,6 +445,9 @@ impl NullNode {
 impl<R: Ring> Node<R> for NullNode {
     fn attach(&mut self, id: NodeId, tags: usize) {
         self.ended = vec![None; tags].into();
+        if let Some(gate) = &mut self.gate {
+            gate.attach(tags);
+        }
         match &mut self.body {
             Body::Plain(content) => content.attach::<R>(id, tags),
             Body::Zoned(zoned) => zoned.attach::<R>(id, tags),
@@ -329,14 +457,20 @@ impl<R: Ring> Node<R> for NullNode {
     #[inline]
     fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         match &mut self.body {
-            Body::Plain(Content::Zero(zero)) if self.completion == Completion::Instant => {
+            Body::Plain(Content::Zero(zero))
+                if self.completion == Completion::Instant && self.gate.is_none() =>
+            {
                 zero.submit(io, req, cx)
             }
+            _ if self.gate.is_some() => self.enter(io, req, cx),
             _ => self.submit_slowly(io, req, cx),
         }
     }
 
     fn reap(&mut self, io: Cookie, req: &mut Request, result: i64, cx: &mut Cx<'_, R>) -> Verdict {
+        if self.gate.is_some() {
+            return self.go_on(io, req, result, cx);
+        }
         if let Some(status) = self.ended[io.tag.index()].take() {
             return Verdict::Up(status);
         }
@@ -384,7 +518,14 @@ mod tests {
     #[test]
     fn a_memory_backed_null_keeps_what_is_written() {
         for completion in [Completion::Instant, Completion::After(500)] {
-            let spec = NullSpec { size: Bytes::mib(64), completion, memory_backed: true, zoned: None };
+            let knobs = Knobs { discard: true, ..Knobs::default() };
+            let spec = NullSpec {
+                size: Bytes::mib(64),
+                completion,
+                memory_backed: true,
+                knobs,
+                ..NullSpec::default()
+            };
             let mut disk = null(spec, None);
             assert_eq!(disk.write(4096, &[9; 4096], Flags::NONE), Status::Ok);
             assert_eq!(disk.read(4096, 4096), (Status::Ok, vec![9; 4096]));

@@ -19,7 +19,7 @@ use crate::pieces::{Records, each_piece};
 use crate::{Backend, Fact, Features};
 use block::{Bytes, Cookie, Data, Extent, Flags, Op, QueueLimits, Region, Request, Segment, Status};
 use memory::PAGE;
-use pages::{Pages, touched, whole};
+pub(crate) use pages::{Pages, touched, whole};
 use queue::{Cx, Node, NodeId, Ring, Verdict};
 use ring::ForeignMemory;
 use std::io;

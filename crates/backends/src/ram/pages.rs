@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Debug)]
-pub(super) struct Pages {
+pub(crate) struct Pages {
     words: Box<[AtomicU64]>,
     /// How many bits are set. Written only when one changes.
     populated: AtomicU64,
@@ -17,12 +17,12 @@ pub(super) struct Pages {
 
 /// The pages of a byte range, as numbers: those it touches.
 #[inline]
-pub(super) fn touched(at: u64, len: u64) -> Range<u64> {
+pub(crate) fn touched(at: u64, len: u64) -> Range<u64> {
     at / PAGE as u64..(at + len).div_ceil(PAGE as u64)
 }
 
 /// The pages that lie wholly within a byte range; empty when none does.
-pub(super) fn whole(at: u64, len: u64) -> Range<u64> {
+pub(crate) fn whole(at: u64, len: u64) -> Range<u64> {
     let first = at.div_ceil(PAGE as u64);
     first..((at + len) / PAGE as u64).max(first)
 }
@@ -44,19 +44,19 @@ fn masks(pages: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
 }
 
 impl Pages {
-    pub(super) fn new(count: u64) -> Pages {
+    pub(crate) fn new(count: u64) -> Pages {
         let words = count.div_ceil(64) as usize;
         Pages { words: (0..words).map(|_| AtomicU64::new(0)).collect(), populated: AtomicU64::new(0) }
     }
 
     /// How many are populated.
-    pub(super) fn populated(&self) -> u64 {
+    pub(crate) fn populated(&self) -> u64 {
         self.populated.load(Ordering::Relaxed)
     }
 
     /// The pages hold something from now on.
     #[inline]
-    pub(super) fn set(&self, pages: Range<u64>) {
+    pub(crate) fn set(&self, pages: Range<u64>) {
         for (word, bits) in masks(pages) {
             let word = &self.words[word];
             if word.load(Ordering::Relaxed) & bits != bits {
@@ -67,7 +67,7 @@ impl Pages {
     }
 
     /// The pages hold nothing from now on. Whether any of them did.
-    pub(super) fn clear(&self, pages: Range<u64>) -> bool {
+    pub(crate) fn clear(&self, pages: Range<u64>) -> bool {
         let mut any = false;
         for (word, bits) in masks(pages) {
             let word = &self.words[word];
@@ -82,13 +82,13 @@ impl Pages {
 
     /// Whether all of them hold something.
     #[inline]
-    pub(super) fn all_set(&self, pages: Range<u64>) -> bool {
+    pub(crate) fn all_set(&self, pages: Range<u64>) -> bool {
         masks(pages).all(|(word, bits)| self.words[word].load(Ordering::Acquire) & bits == bits)
     }
 
     /// Whether the first of `pages`, which is not empty, holds something, and the first page after it that
     /// differs, or the end.
-    pub(super) fn run(&self, pages: Range<u64>) -> (bool, u64) {
+    pub(crate) fn run(&self, pages: Range<u64>) -> (bool, u64) {
         let word_of = |page: u64| self.words[(page / 64) as usize].load(Ordering::Acquire);
         let set = word_of(pages.start) >> (pages.start % 64) & 1 == 1;
         let mut next = pages.start;

@@ -5,7 +5,7 @@ use super::SpecError;
 use super::items::Options;
 use super::stack::{size_or_default, write_choice, write_flag};
 use super::time::{format_time, parse_time};
-use backends::ZonedSpec;
+use backends::{Knobs, Sharing, ZonedSpec};
 use block::{Bytes, Sectors, UNLIMITED_SECTORS};
 use std::fmt;
 use std::time::Duration;
@@ -38,6 +38,8 @@ pub struct NullSpec {
     pub memory_backed: bool,
     /// Be a zoned device.
     pub zoned: Option<ZonedSpec>,
+    /// Everything else.
+    pub knobs: Knobs,
 }
 
 const IRQMODE: [(&str, IrqMode); 3] =
@@ -46,7 +48,26 @@ const IRQMODE: [(&str, IrqMode); 3] =
 const KNOWN: &[&str] = &[
     "irqmode",
     "completion",
+    "completion_nsec",
     "memory_backed",
+    "blocksize",
+    "max_sectors",
+    "virt_boundary",
+    "rotational",
+    "discard",
+    "blocking",
+    "cache_size",
+    "fua",
+    "mbps",
+    "hw_queue_depth",
+    "shared_tag_bitmap",
+    "shared_tags",
+    "badblocks",
+    "badblocks_once",
+    "badblocks_partial_io",
+    "timeout",
+    "requeue",
+    "init_hctx",
     "zoned",
     "zone_size",
     "zone_capacity",
@@ -61,10 +82,7 @@ const KNOWN: &[&str] = &[
 
 pub(super) fn parse(what: &str, items: impl Iterator<Item = String>) -> Result<NullSpec, SpecError> {
     let mut options = Options::new("null", KNOWN, items)?;
-    let completion = match options.text("completion")? {
-        Some(text) => Some(parse_time(&text)?),
-        None => None,
-    };
+    let completion = completion(&mut options)?;
     // A completion time alone asks for the timer: nothing else would heed it.
     let implied = if completion.is_some() { IrqMode::Timer } else { IrqMode::None };
     let null = NullSpec {
@@ -73,11 +91,61 @@ pub(super) fn parse(what: &str, items: impl Iterator<Item = String>) -> Result<N
         completion: completion.unwrap_or(COMPLETION_DEFAULT),
         memory_backed: options.flag("memory_backed")?,
         zoned: zoned(&mut options)?,
+        knobs: knobs(&mut options)?,
     };
     if completion.is_some() && null.irqmode != IrqMode::Timer {
         return Err(SpecError::new("completion goes with irqmode=timer", "leave out one of them"));
     }
     Ok(null)
+}
+
+/// `completion=TIME`, or null_blk's `completion_nsec=NANOSECONDS`.
+fn completion(options: &mut Options) -> Result<Option<Duration>, SpecError> {
+    let time = options.text("completion")?.map(|text| parse_time(&text)).transpose()?;
+    let nanos: Option<u64> = options.value("completion_nsec", "10000")?;
+    match (time, nanos) {
+        (Some(_), Some(_)) => {
+            Err(SpecError::new("completion and completion_nsec say the same", "leave out one of them"))
+        }
+        (time, nanos) => Ok(time.or(nanos.map(Duration::from_nanos))),
+    }
+}
+
+const FUA: [(&str, bool); 2] = [("on", true), ("off", false)];
+
+fn knobs(options: &mut Options) -> Result<Knobs, SpecError> {
+    let plain = Knobs::default();
+    let (device, process) = (options.flag("shared_tag_bitmap")?, options.flag("shared_tags")?);
+    let sharing = match (device, process) {
+        (false, false) => Sharing::Queue,
+        (true, false) => Sharing::Device,
+        (false, true) => Sharing::Process,
+        (true, true) => {
+            return Err(SpecError::new(
+                "shared_tags shares tags among all devices already",
+                "leave out shared_tag_bitmap",
+            ));
+        }
+    };
+    Ok(Knobs {
+        blocksize: options.value("blocksize", "4096")?.unwrap_or(plain.blocksize),
+        max_sectors: options.value("max_sectors", "256")?.map(Sectors),
+        virt_boundary: options.flag("virt_boundary")?,
+        rotational: options.flag("rotational")?,
+        discard: options.flag("discard")?,
+        blocking: options.flag("blocking")?,
+        cache_size: options.value("cache_size", "16M")?,
+        fua: options.choice("fua", &FUA)?.unwrap_or(plain.fua),
+        mbps: options.value("mbps", "100")?,
+        hw_queue_depth: options.value("hw_queue_depth", "64")?,
+        sharing,
+        badblocks: options.value("badblocks", "8-15+4096-4103")?.unwrap_or_default(),
+        badblocks_once: options.flag("badblocks_once")?,
+        badblocks_partial_io: options.flag("badblocks_partial_io")?,
+        timeout: options.value("timeout", "1:100:0:-1")?,
+        requeue: options.value("requeue", "1:10:0:-1")?,
+        init_hctx: options.value("init_hctx", "1:100:0:1")?,
+    })
 }
 
 fn zoned(options: &mut Options) -> Result<Option<ZonedSpec>, SpecError> {
@@ -122,8 +190,50 @@ impl fmt::Display for NullSpec {
             write!(f, ",completion={}", format_time(self.completion))?;
         }
         write_flag(f, self.memory_backed, "memory_backed")?;
+        write_knobs(f, &self.knobs)?;
         self.zoned.as_ref().map_or(Ok(()), |zoned| write_zoned(f, zoned))
     }
+}
+
+/// Only those that were turned.
+fn write_knobs(f: &mut fmt::Formatter<'_>, knobs: &Knobs) -> fmt::Result {
+    let plain = Knobs::default();
+    if knobs.blocksize != plain.blocksize {
+        write!(f, ",blocksize={}", knobs.blocksize)?;
+    }
+    if let Some(sectors) = knobs.max_sectors {
+        write!(f, ",max_sectors={}", sectors.0)?;
+    }
+    write_flag(f, knobs.virt_boundary, "virt_boundary")?;
+    write_flag(f, knobs.rotational, "rotational")?;
+    write_flag(f, knobs.discard, "discard")?;
+    write_flag(f, knobs.blocking, "blocking")?;
+    if let Some(size) = knobs.cache_size {
+        write!(f, ",cache_size={size}")?;
+    }
+    if !knobs.fua {
+        write!(f, ",fua=off")?;
+    }
+    for (key, value) in [("mbps", knobs.mbps), ("hw_queue_depth", knobs.hw_queue_depth)] {
+        if let Some(value) = value {
+            write!(f, ",{key}={value}")?;
+        }
+    }
+    write_flag(f, knobs.sharing == Sharing::Device, "shared_tag_bitmap")?;
+    write_flag(f, knobs.sharing == Sharing::Process, "shared_tags")?;
+    if !knobs.badblocks.is_empty() {
+        write!(f, ",badblocks={}", knobs.badblocks)?;
+    }
+    write_flag(f, knobs.badblocks_once, "badblocks_once")?;
+    write_flag(f, knobs.badblocks_partial_io, "badblocks_partial_io")?;
+    for (key, fault) in
+        [("timeout", knobs.timeout), ("requeue", knobs.requeue), ("init_hctx", knobs.init_hctx)]
+    {
+        if let Some(fault) = fault {
+            write!(f, ",{key}={fault}")?;
+        }
+    }
+    Ok(())
 }
 
 fn write_zoned(f: &mut fmt::Formatter<'_>, zoned: &ZonedSpec) -> fmt::Result {

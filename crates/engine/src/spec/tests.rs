@@ -1,5 +1,5 @@
 use super::*;
-use backends::ZonedSpec;
+use backends::{Knobs, Sharing, ZonedSpec};
 use block::{Bytes, Sectors};
 use proptest::prelude::*;
 use proto::nbd::Uri;
@@ -286,14 +286,69 @@ fn an_export_of_a_server_has_times() {
 
 fn any_null() -> impl Strategy<Value = StackSpec> {
     let irqmode = prop_oneof![Just(IrqMode::None), Just(IrqMode::Softirq), Just(IrqMode::Timer)];
-    (1u64..1 << 40, irqmode, any::<u32>(), any::<bool>()).prop_map(|(size, irqmode, nanos, memory_backed)| {
-        let completion = match irqmode {
-            IrqMode::Timer => Duration::from_nanos(nanos.into()),
-            _ => Duration::from_micros(10),
-        };
-        let (size, zoned) = (Bytes(size * 65536), None);
-        StackSpec::Null(NullSpec { size, irqmode, completion, memory_backed, zoned })
-    })
+    (1u64..1 << 40, irqmode, any::<u32>(), any::<bool>(), any_knobs()).prop_map(
+        |(size, irqmode, nanos, memory_backed, knobs)| {
+            let completion = match irqmode {
+                IrqMode::Timer => Duration::from_nanos(nanos.into()),
+                _ => Duration::from_micros(10),
+            };
+            let (size, zoned) = (Bytes(size * 65536), None);
+            StackSpec::Null(NullSpec { size, irqmode, completion, memory_backed, zoned, knobs })
+        },
+    )
+}
+
+fn any_knobs() -> impl Strategy<Value = Knobs> {
+    let fault = || {
+        proptest::option::of(
+            "[0-9]{1,3}:[0-9]{1,2}:[0-9]{1,3}:(-1|[0-9])".prop_map(|fault| fault.parse().unwrap()),
+        )
+    };
+    let sharing = prop_oneof![Just(Sharing::Queue), Just(Sharing::Device), Just(Sharing::Process)];
+    let number = || proptest::option::of(1u32..40000);
+    (any::<[bool; 7]>(), (number(), number(), number(), number()), (fault(), fault(), fault()), sharing)
+        .prop_map(|(flags, (mbps, hw_queue_depth, pages, max), (timeout, requeue, init_hctx), sharing)| {
+            Knobs {
+                blocksize: Bytes(if flags[0] { 4096 } else { 512 }),
+                max_sectors: max.map(|max| Sectors(max.into())),
+                virt_boundary: flags[1],
+                rotational: flags[2],
+                discard: flags[3],
+                blocking: flags[4],
+                cache_size: pages.map(|pages| Bytes(u64::from(pages) * 4096)),
+                fua: flags[0],
+                mbps,
+                hw_queue_depth,
+                sharing,
+                badblocks: if flags[1] { "0-7+64-1000".parse().unwrap() } else { Default::default() },
+                badblocks_once: flags[5],
+                badblocks_partial_io: flags[6],
+                timeout,
+                requeue,
+                init_hctx,
+            }
+        })
+}
+
+#[test]
+fn knobs_of_null_have_its_names() {
+    let StackSpec::Null(null) = stack("null:1G,completion_nsec=500,shared_tags,timeout=1,,2,,3,,-1").unwrap()
+    else {
+        panic!()
+    };
+    assert_eq!((null.irqmode, null.completion), (IrqMode::Timer, Duration::from_nanos(500)));
+    assert_eq!(null.knobs.timeout.unwrap().to_string(), "1:2:3:-1");
+    assert_eq!(null.knobs.sharing, Sharing::Process);
+    for wrong in [
+        "null:1G,completion=1us,completion_nsec=5",
+        "null:1G,shared_tags,shared_tag_bitmap",
+        "null:1G,badblocks=9-8",
+        "null:1G,timeout=1",
+        "null:1G,fua=maybe",
+        "null:1G,mbps=fast",
+    ] {
+        assert!(stack(wrong).is_err(), "{wrong}");
+    }
 }
 
 fn any_zoned() -> impl Strategy<Value = StackSpec> {

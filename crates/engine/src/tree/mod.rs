@@ -24,7 +24,7 @@ use scratch::Scratch;
 
 use crate::device::DeviceError;
 use crate::reactor::Nudge;
-use backends::{Fact, File, OpenError};
+use backends::{Fact, File, Null, OpenError};
 use block::{LimitsError, Profile, Region};
 use exports::nbd::DeviceFacts;
 use layers::Layer;
@@ -118,6 +118,18 @@ impl Tree {
                 _ => None,
             },
             (Element::Layer(..), [below]) => below.only_file(),
+            (Element::Layer(..), _) => None,
+        }
+    }
+
+    /// The null device that it stands on, if it stands on one and nothing else.
+    pub(crate) fn only_null(&self) -> Option<&Null> {
+        match (&self.element, self.children()) {
+            (Element::Backend(source), _) => match &**source {
+                Source::Null(null, _) => Some(null),
+                _ => None,
+            },
+            (Element::Layer(..), [below]) => below.only_null(),
             (Element::Layer(..), _) => None,
         }
     }

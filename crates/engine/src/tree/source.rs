@@ -115,6 +115,7 @@ impl Source {
                 Box::new(ram.node(Some(region)))
             }
             Source::Null(null, pages) => {
+                null.admit_queue()?;
                 let memory = null.ram().map_or_else(|| pages.memory(), |ram| ram.memory());
                 let region = held.region(ring, memory);
                 let file = ring.add_file(zero_file()?)?;
@@ -163,6 +164,6 @@ fn null(spec: &NullSpec) -> Result<Null, DeviceError> {
         IrqMode::Timer => (backends::IrqMode::Timer, u64::try_from(spec.completion.as_nanos()).ok()),
     };
     let completion = Completion::new(Some(irqmode), completion_ns)?;
-    let NullSpec { size, memory_backed, zoned, .. } = spec.clone();
-    Ok(Null::new(&backends::NullSpec { size, completion, memory_backed, zoned })?)
+    let NullSpec { size, memory_backed, zoned, knobs, .. } = spec.clone();
+    Ok(Null::new(&backends::NullSpec { size, completion, memory_backed, zoned, knobs })?)
 }

@@ -4,7 +4,7 @@ use super::Scenario;
 use super::breakage::Breakage;
 use super::parts::{Builder, Part, Remotes};
 use super::remote::Remote;
-use backends::{Alignment, Completion, Facts, Null, NullSpec, Ram, RamSpec, Shared};
+use backends::{Alignment, Completion, Facts, Knobs, Null, NullSpec, Ram, RamSpec, Shared, Sharing};
 use block::{Bytes, QueueLimits, Sectors, Segment};
 use layers::cow::Index;
 use layers::cow::format::{Layout, TABLE_AT};
@@ -238,7 +238,7 @@ impl Setup {
             }
             1 => {
                 let completion = *rng.pick(&[Completion::Instant, Completion::After(20_000)]);
-                let spec = NullSpec { size: len, completion, memory_backed: true, zoned: None };
+                let spec = random_null(rng, len, completion);
                 self.nulls.push(Null::new(&spec).expect("memory"));
                 Part::Null { number: self.nulls.len() - 1 }
             }
@@ -404,6 +404,21 @@ fn random_faults(rng: &mut Rng, timeouts: bool) -> Faults {
 }
 
 /// Limits that cut requests of a few sectors, as far as they are possible.
+/// A null device that keeps what is written, and makes requests wait, be sent back, or go by a cache.
+fn random_null(rng: &mut Rng, size: Bytes, completion: Completion) -> NullSpec {
+    let knobs = Knobs {
+        discard: true,
+        blocking: rng.chance(300),
+        cache_size: rng.chance(300).then(|| Bytes(4096 * rng.between(1, 8))),
+        mbps: rng.chance(200).then(|| rng.between(20, 2000) as u32),
+        hw_queue_depth: rng.chance(300).then(|| rng.between(1, 4) as u32),
+        sharing: *rng.pick(&[Sharing::Queue, Sharing::Device]),
+        requeue: rng.chance(300).then(|| "3:50:0:-1".parse().expect("a fault")),
+        ..Knobs::default()
+    };
+    NullSpec { size, completion, memory_backed: true, zoned: None, knobs }
+}
+
 fn random_limits(rng: &mut Rng) -> QueueLimits {
     loop {
         let mut limits = QueueLimits {

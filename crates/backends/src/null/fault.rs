@@ -1,0 +1,146 @@
+//! Fault injection as the kernel's lib/fault-inject.c has it: `interval:probability:space:times`.
+//!
+//! A fault passes `space` times, then counts; every `interval`th time that `probability` in a hundred says so, and at
+//! most `times` times, it happens. Shared by all queues of a device; what a race between two costs is one fault.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicI64, AtomicU64};
+
+/// How often something is to go wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FaultSpec {
+    /// Every how many times it is considered; 0 and 1: each time.
+    pub interval: u64,
+    /// In how many of a hundred of those cases it happens.
+    pub probability: u32,
+    /// How many times pass before it is considered at all.
+    pub space: i64,
+    /// How often it happens at most; -1: without end.
+    pub times: i64,
+}
+
+/// It is not four numbers.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("\"{0}\" is not INTERVAL:PROBABILITY:SPACE:TIMES")]
+pub struct ParseFaultError(String);
+
+impl FromStr for FaultSpec {
+    type Err = ParseFaultError;
+
+    /// Colons or commas between the numbers; a comma of the kernel's is written twice in a stack.
+    fn from_str(text: &str) -> Result<FaultSpec, ParseFaultError> {
+        let error = || ParseFaultError(text.to_owned());
+        let words: Vec<&str> = text.split([':', ',']).collect();
+        let [interval, probability, space, times] = words[..] else { return Err(error()) };
+        let spec = FaultSpec {
+            interval: interval.parse().map_err(|_| error())?,
+            probability: probability.parse().map_err(|_| error())?,
+            space: space.parse().map_err(|_| error())?,
+            times: times.parse().map_err(|_| error())?,
+        };
+        let fits = spec.probability <= 100 && spec.space >= 0 && spec.times >= -1;
+        if fits { Ok(spec) } else { Err(error()) }
+    }
+}
+
+impl fmt::Display for FaultSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}:{}", self.interval, self.probability, self.space, self.times)
+    }
+}
+
+/// What has become of a fault so far.
+#[derive(Debug)]
+pub(super) struct Fault {
+    spec: FaultSpec,
+    space: AtomicI64,
+    times: AtomicI64,
+    count: AtomicU64,
+    pub(super) happened: AtomicU64,
+}
+
+impl Fault {
+    pub(super) fn new(spec: FaultSpec) -> Fault {
+        Fault {
+            spec,
+            space: AtomicI64::new(spec.space),
+            times: AtomicI64::new(spec.times),
+            count: AtomicU64::new(0),
+            happened: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether it happens now: the kernel's `should_fail` with a size of 1.
+    pub(super) fn strikes(&self, chance: &mut Chance) -> bool {
+        if self.spec.probability == 0 || self.times.load(Relaxed) == 0 {
+            return false;
+        }
+        if self.space.load(Relaxed) > 1 {
+            self.space.fetch_sub(1, Relaxed);
+            return false;
+        }
+        if self.spec.interval > 1
+            && !(self.count.fetch_add(1, Relaxed) + 1).is_multiple_of(self.spec.interval)
+        {
+            return false;
+        }
+        if chance.below(100) >= u64::from(self.spec.probability) {
+            return false;
+        }
+        if self.times.load(Relaxed) > 0 {
+            self.times.fetch_sub(1, Relaxed);
+        }
+        self.happened.fetch_add(1, Relaxed);
+        true
+    }
+}
+
+/// Numbers without a pattern that a reader would see: splitmix64.
+#[derive(Debug)]
+pub(super) struct Chance(u64);
+
+impl Chance {
+    pub(super) fn new(seed: u64) -> Chance {
+        Chance(seed)
+    }
+
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.0;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (word ^ (word >> 31)) % bound
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn strikes(text: &str, count: usize) -> String {
+        let fault = Fault::new(text.parse().unwrap());
+        let mut chance = Chance::new(1);
+        (0..count).map(|_| if fault.strikes(&mut chance) { 'x' } else { '.' }).collect()
+    }
+
+    #[test]
+    fn interval_space_and_times_are_the_kernels() {
+        assert_eq!(strikes("1:100:0:-1", 5), "xxxxx");
+        assert_eq!(strikes("3:100:0:-1", 7), "..x..x.");
+        assert_eq!(strikes("1:100:0:2", 5), "xx...");
+        assert_eq!(strikes("1:100:4:-1", 6), "...xxx");
+        assert_eq!(strikes("1:0:0:-1", 3), "...");
+        let half = strikes("1:50:0:-1", 1000).matches('x').count();
+        assert!((400..600).contains(&half), "{half}");
+    }
+
+    #[test]
+    fn what_is_no_fault_is_refused() {
+        for text in ["", "1", "1:2:3", "1:101:0:1", "1:1:-1:1", "a:1:1:1", "1:1:0:-2", "1:1:0:1:1"] {
+            assert!(text.parse::<FaultSpec>().is_err(), "{text}");
+        }
+        assert_eq!("1,50,0,-1".parse::<FaultSpec>().unwrap().to_string(), "1:50:0:-1");
+    }
+}

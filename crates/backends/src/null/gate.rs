@@ -1,0 +1,294 @@
+//! What a request to a `null:` passes on its way in and out, where knobs ask for more than an end after some time: tags,
+//! faults, a budget, bad blocks, a cache. Kept apart, so that a device without such knobs stays a few instructions.
+//!
+//! The order is null_blk's: a tag, then what may send it back, then the budget, then bad blocks, then the data. A request
+//! whose end is to be forgotten has its data moved, and fails when null_blk's timeout has passed.
+//!
+//! *Invariant:* a request that holds a tag gives it back when it goes up or is parked.
+
+use super::bad_blocks::{BadBlocks, KnownBad};
+use super::cache::Cache;
+use super::fault::{Chance, Fault};
+use super::knobs::Knobs;
+use super::tags::Tags;
+use super::throttle::Budget;
+use super::{Body, Completion, NullNode};
+use block::{Bytes, Cookie, Flags, Op, Request, Sectors, Status};
+use queue::{Cx, Ring, Verdict};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// How long null_blk's requests may take before the block layer gives them up.
+const TIMEOUT_NS: u64 = 5_000_000_000;
+/// How soon a request looks again for a tag that queues of other threads may have given back.
+const TAG_LOOK_NS: u64 = 100_000;
+
+/// What all queues of a device share of its knobs.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) knobs: Knobs,
+    pub(super) bad: BadBlocks,
+    pub(super) cache: Option<Cache>,
+    pub(super) timeout: Option<Fault>,
+    pub(super) requeue: Option<Fault>,
+    pub(super) init_hctx: Option<Fault>,
+    budget: Option<Budget>,
+    tags: Option<Arc<Tags>>,
+    nodes: AtomicU64,
+}
+
+impl Shared {
+    pub(super) fn new(knobs: &Knobs, size: Bytes) -> Shared {
+        let bad = BadBlocks::new(knobs.badblocks.clone(), knobs.badblocks_once, knobs.badblocks_partial_io);
+        Shared {
+            knobs: knobs.clone(),
+            bad,
+            cache: knobs.cache_size.map(|most| Cache::new(size, most)),
+            timeout: knobs.timeout.map(Fault::new),
+            requeue: knobs.requeue.map(Fault::new),
+            init_hctx: knobs.init_hctx.map(Fault::new),
+            budget: knobs.mbps.map(Budget::new),
+            tags: Tags::shared(knobs),
+            nodes: AtomicU64::new(0),
+        }
+    }
+
+    /// A seed that no other node of the device has.
+    pub(super) fn seed(&self) -> u64 {
+        self.nodes.fetch_add(1, Relaxed)
+    }
+}
+
+/// What a request that is held here waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// To begin, or to begin again.
+    Enter,
+    /// The budget.
+    Budget,
+    /// What holds data.
+    Content,
+    /// Its time, to end like this.
+    Done(Status),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct State {
+    stage: Stage,
+    tagged: bool,
+    /// Its end is to be forgotten.
+    forgotten: bool,
+    /// It meets a bad block: how long it was before it was cut.
+    cut: Option<Bytes>,
+}
+
+impl State {
+    const NEW: State = State { stage: Stage::Enter, tagged: false, forgotten: false, cut: None };
+}
+
+/// A queue's part.
+#[derive(Debug)]
+pub(super) struct Gate {
+    shared: Arc<Shared>,
+    tags: Arc<Tags>,
+    known: KnownBad,
+    chance: Chance,
+    requeues: u64,
+    states: Box<[State]>,
+}
+
+impl Gate {
+    pub(super) fn new(shared: Arc<Shared>) -> Gate {
+        let tags = shared.tags.clone().unwrap_or_else(Tags::own);
+        let chance = Chance::new(shared.seed());
+        Gate { shared, tags, known: KnownBad::default(), chance, requeues: 0, states: Box::default() }
+    }
+
+    pub(super) fn attach(&mut self, tags: usize) {
+        self.states = vec![State::NEW; tags].into();
+    }
+
+    fn state(&mut self, io: Cookie) -> &mut State {
+        &mut self.states[io.tag.index()]
+    }
+
+    fn give_back(&mut self, io: Cookie) {
+        if std::mem::take(&mut self.state(io).tagged) {
+            self.tags.give_back();
+        }
+    }
+
+    /// Where the first bad sector of a request is, in bytes from its beginning.
+    fn bad(&mut self, req: &Request) -> Option<Bytes> {
+        if req.len == Bytes::ZERO {
+            return None;
+        }
+        let first = req.offset.sectors().0;
+        let bad = self.known.find(&self.shared.bad, first..req.end().0.div_ceil(512))?;
+        let good = Sectors(bad.0 - first).bytes();
+        Some(good.align_down(self.shared.knobs.blocksize.0))
+    }
+
+    /// What a request that ended well means to the cache.
+    fn cached(&self, req: &Request) {
+        let Some(cache) = &self.shared.cache else { return };
+        let (at, len) = (req.offset.0, req.len.0);
+        match req.op {
+            Op::Flush => cache.flush(),
+            Op::Discard => cache.passed_by(at, len),
+            Op::Write | Op::WriteZeroes if req.flags.has(Flags::FUA) => cache.passed_by(at, len),
+            Op::Write | Op::WriteZeroes | Op::ZoneAppend => cache.written(at, len),
+            _ => {}
+        }
+    }
+}
+
+/// Whether it is one that null_blk would be sent: the rest are questions that move nothing.
+fn is_work(op: Op) -> bool {
+    !matches!(op, Op::Prefetch | Op::Extents | Op::ReportZones)
+}
+
+impl NullNode {
+    fn gate(&mut self) -> &mut Gate {
+        self.gate.as_mut().expect("only asked for where there is one")
+    }
+
+    /// A request arrives, or begins again.
+    pub(super) fn enter<R: Ring>(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
+        *self.gate().state(io) = State::NEW;
+        if !is_work(req.op) {
+            return self.work(io, req, cx);
+        }
+        let gate = self.gate();
+        if let Some(depth) = gate.shared.knobs.depth() {
+            if !gate.tags.take(depth) {
+                cx.timer(io, cx.now().after(TAG_LOOK_NS));
+                return Verdict::Held;
+            }
+            gate.state(io).tagged = true;
+        }
+        if gate.shared.requeue.as_ref().is_some_and(|fault| fault.strikes(&mut gate.chance)) {
+            gate.give_back(io);
+            // In turn as no room for it, and as taken and sent back.
+            gate.requeues += 1;
+            if gate.requeues % 2 == 1 {
+                return Verdict::Busy;
+            }
+            cx.timer(io, cx.now());
+            return Verdict::Held;
+        }
+        let forgotten = gate.shared.timeout.as_ref().is_some_and(|fault| fault.strikes(&mut gate.chance));
+        gate.state(io).forgotten = forgotten;
+        if gate.shared.knobs.blocking {
+            gate.state(io).stage = Stage::Budget;
+            cx.timer(io, cx.now());
+            return Verdict::Held;
+        }
+        self.spend(io, req, cx)
+    }
+
+    /// It goes on once the budget allows it.
+    fn spend<R: Ring>(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
+        let gate = self.gate();
+        if let Some(budget) = &gate.shared.budget
+            && let Err(then) = budget.take(req.len.0, cx.now())
+        {
+            gate.state(io).stage = Stage::Budget;
+            cx.timer(io, then);
+            return Verdict::Held;
+        }
+        if is_work(req.op)
+            && let Some(good) = self.gate().bad(req)
+        {
+            let partial = self.gate().shared.bad.partial && req.op.moves_data();
+            if !partial || good == Bytes::ZERO {
+                return self.finish(io, Status::IoError, cx);
+            }
+            self.gate().state(io).cut = Some(req.len);
+            req.len = good;
+        }
+        self.work(io, req, cx)
+    }
+
+    /// The data.
+    fn work<R: Ring>(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
+        self.gate().state(io).stage = Stage::Content;
+        let verdict = match &mut self.body {
+            Body::Plain(content) => content.submit(io, req, cx),
+            Body::Zoned(zoned) => zoned.submit(io, req, cx),
+        };
+        self.worked(io, req, verdict, cx)
+    }
+
+    fn worked<R: Ring>(
+        &mut self,
+        io: Cookie,
+        req: &mut Request,
+        verdict: Verdict,
+        cx: &mut Cx<'_, R>,
+    ) -> Verdict {
+        let gate = self.gate();
+        let Verdict::Up(mut status) = verdict else {
+            if verdict == Verdict::Busy {
+                gate.give_back(io);
+                req.len = gate.state(io).cut.take().unwrap_or(req.len);
+            }
+            return verdict;
+        };
+        if status.is_ok() {
+            gate.cached(req);
+        }
+        if let Some(whole) = gate.state(io).cut.take() {
+            req.len = whole;
+            status = Status::IoError;
+        }
+        self.finish(io, status, cx)
+    }
+
+    /// It ends, now or in its time.
+    fn finish<R: Ring>(&mut self, io: Cookie, status: Status, cx: &mut Cx<'_, R>) -> Verdict {
+        let completion = self.completion;
+        let gate = self.gate();
+        let (status, after) = match (gate.state(io).forgotten, completion) {
+            (true, _) => (Status::Timeout, TIMEOUT_NS),
+            (false, Completion::After(nanos)) => (status, nanos),
+            (false, Completion::Instant) => {
+                gate.give_back(io);
+                return Verdict::Up(status);
+            }
+        };
+        gate.state(io).stage = Stage::Done(status);
+        cx.timer(io, cx.now().after(after));
+        Verdict::Held
+    }
+
+    /// What a request waited for is there, or it is given up.
+    pub(super) fn go_on<R: Ring>(
+        &mut self,
+        io: Cookie,
+        req: &mut Request,
+        result: i64,
+        cx: &mut Cx<'_, R>,
+    ) -> Verdict {
+        match self.gate().state(io).stage {
+            Stage::Content => {
+                let verdict = match &mut self.body {
+                    Body::Plain(content) => content.reap(io, req, result, cx),
+                    Body::Zoned(zoned) => zoned.reap(io, req, result, cx),
+                };
+                self.worked(io, req, verdict, cx)
+            }
+            Stage::Done(status) => {
+                self.gate().give_back(io);
+                Verdict::Up(status)
+            }
+            Stage::Enter | Stage::Budget if result < 0 => {
+                self.gate().give_back(io);
+                Verdict::Up(Status::from_result(result, 0))
+            }
+            Stage::Enter => self.enter(io, req, cx),
+            Stage::Budget => self.spend(io, req, cx),
+        }
+    }
+}

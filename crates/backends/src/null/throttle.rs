@@ -1,0 +1,77 @@
+//! `mbps`: how much a device moves in a second.
+//!
+//! null_blk's budget: a fiftieth of a second's worth is there at each tick, and who finds nothing left waits for the next
+//! one. Unlike there, a request larger than a tick's worth takes what is to come rather than waiting for ever, and the next
+//! ones wait for it: the rate is the same.
+
+use queue::Nanos;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU64};
+
+/// null_blk's largest.
+pub(super) const MBPS_MAX: u32 = 40960;
+/// Ticks in a second: null_blk's `TICKS_PER_SEC`.
+const TICKS: u64 = 50;
+const TICK_NS: u64 = 1_000_000_000 / TICKS;
+
+/// What is left of this tick's worth, for all queues of a device.
+#[derive(Debug)]
+pub(super) struct Budget {
+    per_tick: i64,
+    left: AtomicI64,
+    tick: AtomicU64,
+}
+
+impl Budget {
+    pub(super) fn new(mbps: u32) -> Budget {
+        let per_tick = (1 << 20) / TICKS as i64 * i64::from(mbps);
+        Budget { per_tick, left: AtomicI64::new(per_tick), tick: AtomicU64::new(0) }
+    }
+
+    /// Take so many bytes.
+    ///
+    /// # Errors
+    /// There is nothing left; when to ask again.
+    pub(super) fn take(&self, bytes: u64, now: Nanos) -> Result<(), Nanos> {
+        let (tick, last) = (now.0 / TICK_NS, self.tick.load(Acquire));
+        if tick > last && self.tick.compare_exchange(last, tick, AcqRel, Relaxed).is_ok() {
+            let passed = i64::try_from(tick - last).unwrap_or(i64::MAX);
+            let fill = |left: i64| {
+                Some(left.saturating_add(self.per_tick.saturating_mul(passed)).min(self.per_tick))
+            };
+            let _ = self.left.fetch_update(AcqRel, Relaxed, fill);
+        }
+        if self.left.load(Relaxed) <= 0 {
+            return Err(Nanos((tick + 1) * TICK_NS));
+        }
+        self.left.fetch_sub(bytes as i64, AcqRel);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes moved in a second of requests of that size, one after the other.
+    fn second_of(mbps: u32, len: u64) -> u64 {
+        let budget = Budget::new(mbps);
+        let (mut now, mut moved) = (Nanos(TICK_NS), 0);
+        while now.0 < 1_000_000_000 + TICK_NS {
+            match budget.take(len, now) {
+                Ok(()) => moved += len,
+                Err(then) => now = then,
+            }
+        }
+        moved
+    }
+
+    #[test]
+    fn a_second_moves_that_many_megabytes() {
+        for (mbps, len) in [(1, 4096), (1, 65536), (100, 4096), (100, 4 << 20)] {
+            let wanted = u64::from(mbps) << 20;
+            let moved = second_of(mbps, len);
+            assert!(moved.abs_diff(wanted) <= wanted / 20 + 2 * len, "{mbps} MiB/s by {len}: {moved}");
+        }
+    }
+}
