@@ -133,6 +133,7 @@ Exports:
       mode=auto|copy|get-data|user-copy|zero-copy|auto-zero-copy   the way of data
       queues=N, depth=N, io=SIZE   hardware queues, tags of each, the largest request
       batch=yes|no                 one command to the driver for many requests, or for each [default: no]
+      shmem=FILE                   a file in memory that clients have mapped, too: requests in it are served in place
       unprivileged, per-io-daemon, no-part-scan
   --nbd unix:PATH | tcp:HOST:PORT  may be given several times; sockets that systemd passes are served
                                    too.

@@ -1,18 +1,22 @@
 //! Giving a reactor a queue of a ublk device to serve, from the control plane.
 
 use crate::device::Device;
-use crate::reactor::Reactor;
+use crate::reactor::{Lane, Reactor};
 use block::Bytes;
-use exports::ublk::{DataMode, LaneConfig, LaneShared};
-use std::os::fd::OwnedFd;
+use exports::ublk::{ClientMemory, DataMode, LaneConfig, LaneShared};
+use exports::{Fronts, Turn};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 use ublk::Descriptors;
+use ublk::kernel::SharedFile;
 
 /// A queue of a ublk device, or the part of one that one thread serves.
 pub(crate) struct UblkLane {
     /// The character device.
     pub(crate) device: Arc<OwnedFd>,
+    /// The ring may hold it by number: the kernel closes it in time.
+    pub(crate) registered: bool,
     /// The descriptors of the queue.
     pub(crate) descriptors: Descriptors,
     /// Which queue.
@@ -29,8 +33,53 @@ pub(crate) struct UblkLane {
     pub(crate) batch: bool,
     /// The driver takes ioctl-encoded commands.
     pub(crate) encoded: bool,
+    /// Memory that clients share, and what the driver calls it.
+    pub(crate) client_memory: Option<(Arc<SharedFile>, u16)>,
     /// What is seen of it from outside.
     pub(crate) shared: Arc<LaneShared>,
+}
+
+/// On the reactor's thread.
+fn open(lane: UblkLane, at: &Lane, fronts: &mut Fronts, turn: &mut Turn<'_>) -> Result<(), String> {
+    let in_words = |error: std::io::Error| error.to_string();
+    let file = if lane.registered {
+        turn.ring.add_file(lane.device).map_err(in_words)?
+    } else {
+        turn.ring.add_unregistered_file(lane.device)
+    };
+    let client_memory = lane.client_memory.map(|(memory, index)| {
+        let region = turn.ring.add_shared_memory(memory.as_fd(), memory.len())?;
+        Ok(ClientMemory { region, len: memory.len(), index })
+    });
+    let client_memory = match client_memory.transpose() {
+        Ok(memory) => memory,
+        Err(error) => {
+            turn.ring.remove_file(file);
+            return Err(in_words(error));
+        }
+    };
+    let config = LaneConfig {
+        queue: at.queue,
+        file,
+        descriptors: lane.descriptors,
+        q_id: lane.q_id,
+        first_tag: lane.first_tag,
+        depth: lane.tags,
+        mode: lane.mode,
+        lends: at.facts.lends,
+        io_max: lane.io_max,
+        batch: lane.batch,
+        encoded: lane.encoded,
+        client_memory,
+        shared: lane.shared,
+    };
+    fronts.ublk.open_lane(config, turn.ring).map_err(|error| {
+        turn.ring.remove_file(file);
+        if let Some(memory) = client_memory {
+            turn.ring.remove_memory(memory.region);
+        }
+        error.to_string()
+    })
 }
 
 impl Reactor {
@@ -50,27 +99,7 @@ impl Reactor {
                 // Memory that this thread asks for must not wait for what is written back through this very device.
                 // Who may not ask for that has no device that others write through.
                 let _ = rustix::process::configure_io_flusher_behavior(true);
-                let opened =
-                    turn.ring.add_file(lane.device).map_err(|error| error.to_string()).and_then(|file| {
-                        let config = LaneConfig {
-                            queue: at.queue,
-                            file,
-                            descriptors: lane.descriptors,
-                            q_id: lane.q_id,
-                            first_tag: lane.first_tag,
-                            depth: lane.tags,
-                            mode: lane.mode,
-                            lends: at.facts.lends,
-                            io_max: lane.io_max,
-                            batch: lane.batch,
-                            encoded: lane.encoded,
-                            shared: lane.shared,
-                        };
-                        fronts.ublk.open_lane(config, turn.ring).map_err(|error| {
-                            turn.ring.remove_file(file);
-                            error.to_string()
-                        })
-                    });
+                let opened = open(lane, at, fronts, turn);
                 let _ = told.send(opened);
             }),
         );

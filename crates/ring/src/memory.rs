@@ -63,6 +63,8 @@ enum Backing {
     /// Entries of the kernel's table, by the first and their count, which a driver fills: nothing of it is ours to
     /// reach, so both lengths are 0.
     Kernel(u16, u16),
+    /// A file's, which others write to as they like: it has an address for the kernel, and no bytes for us.
+    Shared(#[expect(dead_code, reason = "it keeps what lies there mapped")] Mapping),
     /// Removed: nothing lies in it.
     None,
 }
@@ -207,6 +209,19 @@ impl Memory {
         Ok(Region(number))
     }
 
+    /// Make a mapping a region that others share.
+    pub(crate) fn add_shared(&mut self, mapping: Mapping) -> io::Result<Region> {
+        let (base, len) = (mapping.base(), mapping.len() as u64);
+        self.add(Slot { base, len, own_len: 0, fixed: None, backing: Backing::Shared(mapping) })
+    }
+
+    /// Whether what lies in a region can be named and not looked at.
+    #[inline]
+    pub(crate) fn is_opaque(&self, region: Region) -> bool {
+        let slot = self.slots.get(usize::from(region.0));
+        matches!(slot, Some(Slot { backing: Backing::Kernel(..) | Backing::Shared(_), .. }))
+    }
+
     /// Take a foreign region back. Its memory is kept until what was started up to `started` is over.
     pub(crate) fn remove_foreign(&mut self, region: Region, started: u64) {
         let slot =
@@ -242,10 +257,10 @@ impl Memory {
         matches!(self.slots.get(usize::from(region.0)), Some(Slot { backing: Backing::Kernel(..), .. }))
     }
 
-    /// Take back a region of our own that the arena has no part in. Nothing is under way with it.
+    /// Take back a region of our own, or a shared one, that the arena has no part in. Nothing is under way with it.
     pub(crate) fn remove_own(&mut self, region: Region) {
         let slot = self.slots.get_mut(usize::from(region.0));
-        let slot = slot.filter(|slot| matches!(slot.backing, Backing::Own(_)));
+        let slot = slot.filter(|slot| matches!(slot.backing, Backing::Own(_) | Backing::Shared(_)));
         let slot = slot.unwrap_or_else(|| panic!("{region:?} is not memory of the ring's own"));
         (slot.len, slot.own_len, slot.backing) = (0, 0, Backing::None);
         self.spare.push(region.0);

@@ -12,7 +12,7 @@ use block::{Region, Segment};
 use queue::{FileId, FileOp, IoId, Nanos, Patience, Ring, RingFull};
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// Names the engine where the configuration leaves it open: `io_uring` or `epoll`.
@@ -165,6 +165,12 @@ impl KernelRing {
         Ok(self.core.files.add(fd, fixed))
     }
 
+    /// The same for a file that is to be closed as soon as what was started on it is over. Before Linux 6.13, one that
+    /// was registered may stay open until all is over that was started before it was removed, on whatever file.
+    pub fn add_unregistered_file(&mut self, fd: Arc<OwnedFd>) -> FileId {
+        self.core.files.add(fd, None)
+    }
+
     /// Forget a file. Operations under way end as usual.
     ///
     /// # Panics
@@ -281,10 +287,20 @@ impl KernelRing {
         self.core.memory.add_own(mapping, None)
     }
 
-    /// Take that back. Nothing may be under way with it.
+    /// Make the first `len` bytes of a file a region, shared with whoever else has it mapped and changes it at any time:
+    /// files can be read and written with it, and nobody here looks at it.
+    ///
+    /// # Errors
+    /// It cannot be mapped.
+    pub fn add_shared_memory(&mut self, file: BorrowedFd<'_>, len: u64) -> io::Result<Region> {
+        let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        self.core.memory.add_shared(Mapping::of_file(file, len)?)
+    }
+
+    /// Take either back. Nothing may be under way with it.
     ///
     /// # Panics
-    /// When the region is not one of [`add_memory`](KernelRing::add_memory).
+    /// When the region is not one of these.
     pub fn remove_memory(&mut self, region: Region) {
         self.core.memory.remove_own(region);
     }
@@ -507,7 +523,7 @@ impl Ring for KernelRing {
 
     #[inline]
     fn is_opaque(&self, segment: Segment) -> bool {
-        self.core.memory.is_kernel(segment.region)
+        self.core.memory.is_opaque(segment.region)
     }
 
     #[inline]

@@ -2,7 +2,7 @@
 
 use queue::Nanos;
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 
 /// The errno of a system call that answered -1.
@@ -103,7 +103,7 @@ pub(crate) fn open_files_max() -> u64 {
     if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0 { limit.rlim_cur } else { 256 }
 }
 
-/// Private zeroed memory, not backed by anything until it is touched.
+/// Memory of our own: private and zeroed, not backed by anything until it is touched, unless it is a file's.
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len: usize,
@@ -116,6 +116,19 @@ impl Mapping {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new anonymous mapping, where the kernel likes; nothing of ours is replaced.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Mapping { base, len })
+    }
+
+    /// The first `len` bytes of a file, shared with whoever else has it mapped.
+    pub(crate) fn of_file(file: BorrowedFd<'_>, len: usize) -> io::Result<Mapping> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let (nowhere, file) = (std::ptr::null_mut(), file.as_raw_fd());
+        // SAFETY: a new mapping, where the kernel likes; nothing of ours is replaced.
+        let base = unsafe { libc::mmap(nowhere, len, protection, libc::MAP_SHARED, file, 0) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }

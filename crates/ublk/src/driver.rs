@@ -1,6 +1,6 @@
 //! The control commands with their meanings: what each is given, how long it may take, and what a refusal means.
 
-use crate::abi::{ControlOp, DeviceInfo, Features, Params};
+use crate::abi::{ControlOp, DeviceInfo, Features, Params, ShmemBufferReg};
 use crate::control::{Command, Control, Refusal};
 use crate::kernel::char_path;
 use std::fmt;
@@ -105,6 +105,10 @@ impl DriverError {
             (ControlOp::StartUserRecovery, libc::EINVAL) => {
                 "it was made without recovery: del it and add it again"
             }
+            (ControlOp::RegBuf, libc::EINVAL | libc::EFAULT) => {
+                "the driver does not take that memory: see dmesg"
+            }
+            (ControlOp::RegBuf, libc::EEXIST) => "it has that memory already",
             (_, libc::ENODEV) => "there is no such device: see blockyard list",
             (_, libc::EOPNOTSUPP) => "this kernel's driver does not know it",
             _ => "see dmesg",
@@ -338,6 +342,25 @@ impl Driver {
     /// See [`DriverError`].
     pub fn update_size(&self, device: u32, sectors: u64) -> Result<(), DriverError> {
         self.execute(ControlOp::UpdateSize, device, sectors, STOP).map(drop)
+    }
+
+    /// Have requests of clients whose memory is this told of by their place in it. `addr`: where this process has it,
+    /// `len` bytes of it. What such places are in. Needs [`Features::SHMEM_ZC`].
+    ///
+    /// # Errors
+    /// See [`DriverError`].
+    pub fn share(&self, device: u32, addr: u64, len: u64) -> Result<u16, DriverError> {
+        let memory = ShmemBufferReg { addr, len, ..ShmemBufferReg::default() };
+        let (index, _) = self.exchange(ControlOp::RegBuf, device, 0, memory.as_bytes().to_vec(), ADD)?;
+        Ok(index as u16)
+    }
+
+    /// Take that back.
+    ///
+    /// # Errors
+    /// `ENOENT` when there is none of that number.
+    pub fn unshare(&self, device: u32, index: u16) -> Result<(), DriverError> {
+        self.execute(ControlOp::UnregBuf, device, index.into(), ASK).map(drop)
     }
 
     /// The numbers of all devices, made by whomever.

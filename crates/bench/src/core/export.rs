@@ -147,6 +147,7 @@ impl Served {
             lends: false,
             io_max: Bytes(LEN),
             batch: false,
+            client_memory: None,
             encoded: true,
             shared,
         };

@@ -5,6 +5,7 @@ use super::items::{Options, split};
 use block::Bytes;
 use exports::ublk::DataMode;
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 /// Tags of a queue, at most, by the driver.
@@ -92,10 +93,22 @@ pub struct UblkSpec {
     pub no_part_scan: bool,
     /// Whether one command is about many requests; none: where that is faster.
     pub batch: Option<bool>,
+    /// A file whose pages clients have mapped for their requests' data; none: they share no memory.
+    pub shmem: Option<PathBuf>,
 }
 
-const KEYS: &[&str] =
-    &["queues", "depth", "io", "mode", "recovery", "unprivileged", "per-io-daemon", "no-part-scan", "batch"];
+const KEYS: &[&str] = &[
+    "queues",
+    "depth",
+    "io",
+    "mode",
+    "recovery",
+    "unprivileged",
+    "per-io-daemon",
+    "no-part-scan",
+    "batch",
+    "shmem",
+];
 
 /// The words for whether.
 const YES_OR_NO: [(&str, bool); 2] = [("yes", true), ("no", false)];
@@ -136,6 +149,7 @@ impl FromStr for UblkSpec {
             per_io_daemon: options.flag("per-io-daemon")?,
             no_part_scan: options.flag("no-part-scan")?,
             batch: options.choice("batch", &YES_OR_NO)?,
+            shmem: options.text("shmem")?.map(PathBuf::from),
         })
     }
 }
@@ -185,6 +199,7 @@ impl fmt::Display for UblkSpec {
         let word =
             |given: bool| YES_OR_NO.iter().find(|(_, is)| *is == given).map(|(word, _)| (*word).to_owned());
         add("batch", self.batch.and_then(word));
+        add("shmem", self.shmem.as_ref().map(|path| path.display().to_string()));
         for (key, given) in [
             ("unprivileged", self.unprivileged),
             ("per-io-daemon", self.per_io_daemon),
@@ -205,7 +220,7 @@ mod tests {
         for text in [
             "",
             "7",
-            "0,queues=2,depth=64,io=1M,mode=user-copy,recovery=fail-io,batch=no,unprivileged,per-io-daemon,no-part-scan",
+            "0,queues=2,depth=64,io=1M,mode=user-copy,recovery=fail-io,batch=no,shmem=/dev/shm/memory,unprivileged,per-io-daemon,no-part-scan",
             "batch=yes",
             "recovery=none",
         ] {

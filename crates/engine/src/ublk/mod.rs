@@ -22,7 +22,7 @@ use crate::host::{Export, Host, HostError};
 use crate::rundir::RunDir;
 use crate::spec::{Recovery, UblkSpec};
 use crate::ublk_lane::UblkLane;
-use ::ublk::kernel::block_path;
+use ::ublk::kernel::{SharedFile, block_path};
 use ::ublk::{
     Descriptors, DeviceInfo, Driver, DriverError, Features, KernelControl, Params, State, Unusable,
 };
@@ -32,8 +32,9 @@ use plan::Plan;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a server that was killed may take to be cleared away before another one is let in.
@@ -61,6 +62,12 @@ pub enum UblkError {
     /// Commands for many requests at once.
     #[error("one command cannot be about many requests: {0} (leave out batch=yes)")]
     NoBatch(&'static str),
+    /// Memory of clients.
+    #[error("memory cannot be shared with clients: {0} (leave out shmem=…)")]
+    NoSharing(&'static str),
+    /// The file that it is.
+    #[error("{0}: {1} (give a file of whole pages in memory, on hugetlbfs or tmpfs)")]
+    SharedFile(String, #[source] io::Error),
     /// The stack.
     #[error(transparent)]
     NotPresentable(#[from] NotPresentable),
@@ -121,6 +128,8 @@ struct UblkExport {
     offered: Option<Features>,
     choice: Choice,
     batch: (bool, &'static str),
+    /// Memory that clients share, where they are to be, and what the driver calls it once it was told.
+    client_memory: Option<(PathBuf, Arc<SharedFile>, OnceLock<u16>)>,
     queues: Mutex<Vec<Arc<LaneShared>>>,
     /// It was started and not stopped.
     live: AtomicBool,
@@ -291,11 +300,12 @@ impl Host {
             })
             .await??
         };
+        let client_memory = client_memory(spec)?;
         let info = {
             let (driver, new) = (driver.clone(), plan.new);
             blocking(move || driver.add(&new)).await??
         };
-        let export = self.begin(device, driver, info, &plan, keep);
+        let export = self.begin(device, driver, info, &plan, client_memory, keep);
         plan.check_granted(info.features())?;
         export.keep()?;
         let driver = export.driver.clone();
@@ -332,7 +342,8 @@ impl Host {
             let size = |sectors| block::Sectors(sectors).bytes();
             return Err(UblkError::Shrunk { waits: size(waits), stack: size(plan.params.basic.dev_sectors) });
         }
-        let export = self.begin(device, driver, info, &plan, keep);
+        let client_memory = client_memory(spec)?;
+        let export = self.begin(device, driver, info, &plan, client_memory, keep);
         // The driver was told already. Whatever goes wrong from here on, the device stays and waits for the next attempt.
         export.left.store(true, Relaxed);
         export.keep()?;
@@ -363,8 +374,10 @@ impl Host {
         driver: Driver,
         info: DeviceInfo,
         plan: &Plan,
+        client_memory: Option<(PathBuf, Arc<SharedFile>)>,
         keep: Option<(RunDir, Record)>,
     ) -> Arc<UblkExport> {
+        let client_memory = client_memory.map(|(path, memory)| (path, memory, OnceLock::new()));
         // Also of one that nobody can recover: whoever deletes what is left of it has to find it.
         let record = keep.map(|(run, mut record)| {
             (record.number, record.pid) = (info.dev_id, std::process::id());
@@ -376,6 +389,7 @@ impl Host {
             offered: plan.offered,
             choice: plan.choice,
             batch: plan.batch,
+            client_memory,
             queues: Mutex::default(),
             live: AtomicBool::new(false),
             left: AtomicBool::new(false),
@@ -399,6 +413,14 @@ impl Host {
             let opened = blocking(move || driver.open(number)).await?;
             Arc::new(opened.map_err(|why| UblkError::Open(number, why))?)
         };
+        if export.client_memory.is_some() {
+            let export = export.clone();
+            blocking(move || export.share()).await??;
+        }
+        let client_memory = export
+            .client_memory
+            .as_ref()
+            .and_then(|(_, memory, index)| Some((memory.clone(), index.get().copied()?)));
         let per_io = export.info.features().has(Features::PER_IO_DAEMON) && export.spreads();
         let places = plan::places(
             export.info.nr_hw_queues,
@@ -421,6 +443,9 @@ impl Host {
                 device,
                 UblkLane {
                     device: opened.clone(),
+                    // DEL_DEV waits until it is closed. Drivers with zero copy (6.15) are newer than the kernels (6.12)
+                    // that let other devices' commands hold that up.
+                    registered: export.offered.is_some_and(|has| has.has(Features::SUPPORT_ZERO_COPY)),
                     descriptors,
                     q_id: place.queue,
                     first_tag: place.first_tag,
@@ -428,6 +453,7 @@ impl Host {
                     mode: export.choice.mode,
                     io_max,
                     batch: export.batch.0,
+                    client_memory: client_memory.clone(),
                     encoded: export.info.features().has(Features::CMD_IOCTL_ENCODE),
                     shared,
                 },
@@ -540,7 +566,27 @@ fn is_alive(pid: i32) -> bool {
     !matches!(state, Some('Z' | 'X') | None)
 }
 
+/// The memory that clients are to share, if there is to be any.
+fn client_memory(spec: &UblkSpec) -> Result<Option<(PathBuf, Arc<SharedFile>)>, UblkError> {
+    let open = |path: &PathBuf| match SharedFile::open(path) {
+        Ok(memory) => Ok((path.clone(), Arc::new(memory))),
+        Err(why) => Err(UblkError::SharedFile(path.display().to_string(), why)),
+    };
+    spec.shmem.as_ref().map(open).transpose()
+}
+
 impl UblkExport {
+    /// Tell the driver of memory that clients share. What a server that died had told it, it may still have.
+    fn share(&self) -> Result<(), UblkError> {
+        let Some((_, memory, index)) = &self.client_memory else { return Ok(()) };
+        let number = self.info.dev_id;
+        if self.left.load(Relaxed) {
+            let _ = self.driver.unshare(number, 0);
+        }
+        let _ = index.set(self.driver.share(number, memory.address(), memory.len())?);
+        Ok(())
+    }
+
     fn path(&self) -> String {
         block_path(self.info.dev_id)
     }
@@ -629,6 +675,11 @@ impl UblkExport {
             if !unknown.is_empty() {
                 details.insert("driver, unknown to us".to_owned(), unknown.to_string());
             }
+        }
+        if let Some((path, memory, _)) = &self.client_memory {
+            let came: u64 = self.lanes().iter().map(|lane| lane.in_client_memory.load(Relaxed)).sum();
+            let size = Bytes(memory.len());
+            details.insert("shared".to_owned(), format!("{size} of {}: {came} requests", path.display()));
         }
         if let Some(errno) = refused {
             details.insert("refused".to_owned(), io::Error::from_raw_os_error(errno).to_string());

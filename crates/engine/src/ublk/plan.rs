@@ -68,12 +68,22 @@ impl Plan {
             None => at.best(),
         };
         let batch = batch(spec, choice.mode, zoned, has)?;
+        if spec.shmem.is_some() {
+            // Others change it while we have it, so nobody here may look at it.
+            if !profile.opaque {
+                return Err(UblkError::NoSharing("the stack looks at data"));
+            }
+            if choice.mode == DataMode::GetData {
+                return Err(UblkError::NoSharing("get-data names memory of its own"));
+            }
+        }
         let mut essential = vec![(choice.mode.features(), "mode=…"), (recovery.features(), "recovery=…")];
         for (wanted, feature, option) in [
             (spec.unprivileged, Features::UNPRIVILEGED_DEV, "unprivileged"),
             (spec.per_io_daemon, Features::PER_IO_DAEMON, "per-io-daemon"),
             (spec.no_part_scan, Features::NO_AUTO_PART_SCAN, "no-part-scan"),
             (batch.0, Features::BATCH_IO, "batch=yes"),
+            (spec.shmem.is_some(), Features::SHMEM_ZC, "shmem=…"),
             (zoned, Features::ZONED, "the zones, or choose a newer kernel"),
         ] {
             essential.extend(wanted.then_some((feature, option)));
@@ -305,6 +315,20 @@ mod tests {
         let old = Some(Features::KNOWN.without(Features::BATCH_IO));
         assert!(error("batch=yes", true, old).contains("lacks BATCH_IO"));
         assert!(plan("batch=no", true, old).is_ok());
+    }
+
+    #[test]
+    fn memory_is_shared_by_stacks_that_do_not_look_at_it() {
+        let all = Some(Features::KNOWN);
+        assert!(plan("shmem=/dev/shm/x", true, all).unwrap().new.features.has(Features::SHMEM_ZC));
+        let said = error("shmem=/dev/shm/x,mode=get-data", true, all);
+        assert!(said.contains("get-data names memory of its own (leave out shmem=…)"), "{said}");
+        let old = Some(Features::KNOWN.without(Features::SHMEM_ZC));
+        assert!(error("shmem=/dev/shm/x", true, old).contains("lacks SHMEM_ZC"));
+        let looks = Profile { opaque: false, ..profile() };
+        let spec = "shmem=/dev/shm/x".parse().unwrap();
+        let refused = Plan::new(&spec, &looks, true, 128, 2, all).err().unwrap().to_string();
+        assert!(refused.contains("the stack looks at data"), "{refused}");
     }
 
     #[test]

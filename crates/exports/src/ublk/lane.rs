@@ -4,9 +4,12 @@ use super::batch::{Batch, Outcome, Told};
 use super::driver::{Driver, LaneMemory};
 use super::mode::DataMode;
 use super::request::{Asked, Bounds, asked_of, result_of};
-use super::{LaneConfig, OpenLaneError};
+use super::{ClientMemory, LaneConfig, OpenLaneError};
 use crate::fronts::FrontNumber;
-use ::ublk::{AutoBufReg, BatchFlags, IoCommand, IoFlags, IoOp, IoResult, user_copy_offset};
+use ::ublk::{
+    AutoBufReg, BatchFlags, IoCommand, IoDescriptor, IoFlags, IoOp, IoResult, shmem_index, shmem_offset,
+    user_copy_offset,
+};
 use block::{Bytes, Data, Flags, Op, Request, Segment, Status, Tag};
 use queue::{FileId, FileOp, Owner, QueueId, Queues};
 use ring::{KERNEL_BUFFER_SHIFT, Token};
@@ -44,6 +47,8 @@ struct Slot {
     stage: Stage,
     /// The request's memory was registered by command.
     registered: bool,
+    /// The data is in memory that the client shares.
+    in_client_memory: bool,
     /// What the driver is to be told, while that waits for [`Stage::Emptying`].
     result: i32,
     /// What was asked for; without meaning while nothing is.
@@ -56,6 +61,7 @@ impl Slot {
     const NEW: Slot = Slot {
         stage: Stage::Out,
         registered: false,
+        in_client_memory: false,
         result: 0,
         asked: Asked::NOTHING,
         memory: Segment::EMPTY,
@@ -244,6 +250,9 @@ impl Lane {
         if let Some((_, memory)) = self.batch {
             ring.unreserve(memory);
         }
+        if let Some(ClientMemory { region, .. }) = self.config.client_memory {
+            ring.unreserve(LaneMemory::Buffers(Segment { region, ..Segment::EMPTY }));
+        }
         self.config.file
     }
 
@@ -362,7 +371,7 @@ impl Lane {
         let bounds =
             Bounds { size: Bytes(self.config.shared.size.load(Relaxed)), io_max: self.config.io_max };
         let slot = &mut self.slots[usize::from(tag)];
-        slot.registered = false;
+        (slot.registered, slot.in_client_memory) = (false, false);
         slot.result = 0;
         match asked_of(&descriptor, bounds) {
             Ok(asked) => slot.asked = asked,
@@ -376,12 +385,39 @@ impl Lane {
                 return self.commit(tag, -status.errno(), ring);
             }
         }
+        if descriptor.flags().has(IoFlags::SHMEM_ZC) && slot.asked.data_len > 0 {
+            return self.arrived_in_client_memory(tag, &descriptor, ring, queues);
+        }
         let unregistered = self.config.mode == DataMode::ZeroCopy
             || self.config.mode == DataMode::AutoZeroCopy && descriptor.flags().has(IoFlags::NEED_REG_BUF);
         if unregistered && slot.asked.data_len > 0 {
             return self.register(tag, ring);
         }
         self.provide(tag, ring, queues, waiting);
+    }
+
+    /// The same for one whose data is where its client and we both have it.
+    fn arrived_in_client_memory<D: Driver>(
+        &mut self,
+        tag: u16,
+        descriptor: &IoDescriptor,
+        ring: &mut D,
+        queues: &mut Queues<D>,
+    ) {
+        let slot = &mut self.slots[usize::from(tag)];
+        let len = slot.asked.data_len;
+        let offset = u64::from(shmem_offset(descriptor.addr));
+        let fits = |memory: &ClientMemory| {
+            shmem_index(descriptor.addr) == memory.index && offset + u64::from(len) <= memory.len
+        };
+        let Some(memory) = self.config.client_memory.filter(fits) else {
+            slot.asked = Asked::NOTHING;
+            return self.commit(tag, -libc::EIO, ring);
+        };
+        slot.in_client_memory = true;
+        let count = &self.config.shared.in_client_memory;
+        count.store(count.load(Relaxed) + 1, Relaxed);
+        self.submit(tag, Data::One(Segment { offset, len, region: memory.region }), ring, queues);
     }
 
     /// Give a request the memory that it needs.
@@ -508,6 +544,9 @@ impl Lane {
             slot.stage = Stage::Emptying;
             let Some(LaneMemory::Kernel(buffers)) = self.memory else { return };
             return self.command(tag, self.codes.unregister, 0, (buffers.first + tag).into(), ring);
+        }
+        if slot.in_client_memory {
+            return self.commit(tag, result, ring);
         }
         let takes_data = slot.asked.takes_data();
         match self.config.mode {

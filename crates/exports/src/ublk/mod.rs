@@ -23,7 +23,7 @@ mod tests;
 use crate::fronts::{Front as FrontOfTurn, Turn};
 use ::ublk::Descriptors;
 use batch::Batch;
-use block::Bytes;
+use block::{Bytes, Region};
 pub use driver::{Batches, Driver, KernelBuffers, LaneMemory};
 use lane::{Lane, Waiting};
 pub use mode::{Choice, Circumstances, DataMode, NotPossible, UnknownMode};
@@ -40,6 +40,8 @@ pub struct LaneShared {
     pub size: AtomicU64,
     /// Tags that the driver has not taken back.
     pub tags: AtomicU32,
+    /// Requests whose data was in memory shared with their client.
+    pub in_client_memory: AtomicU64,
     /// The first errno, positive, with which the driver refused a command; 0: it refused none.
     pub refused: AtomicI32,
 }
@@ -69,8 +71,21 @@ pub struct LaneConfig {
     pub batch: bool,
     /// The driver knows ioctl-encoded commands.
     pub encoded: bool,
+    /// Memory that clients share, if they do.
+    pub client_memory: Option<ClientMemory>,
     /// What others see of it.
     pub shared: Arc<LaneShared>,
+}
+
+/// Memory that clients of a device have mapped, too. The stack must not look at data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ClientMemory {
+    /// A region of this thread's ring, which closing the lane gives back.
+    pub region: Region,
+    /// How long it is, in bytes.
+    pub len: u64,
+    /// What the driver calls it.
+    pub index: u16,
 }
 
 /// Why a queue cannot be served.

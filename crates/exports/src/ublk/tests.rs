@@ -102,6 +102,7 @@ fn rig_by(mode: DataMode, behind: Behind, batch: bool) -> Rig {
         lends: behind == Behind::Lender,
         io_max: IO_MAX,
         batch,
+        client_memory: None,
         encoded: true,
         shared: shared.clone(),
     };
@@ -271,6 +272,26 @@ fn what_makes_no_sense_is_an_error_for_its_client() {
         assert_eq!(unknown.errno, libc::EOPNOTSUPP, "{mode}");
         assert_eq!(rig.carry(request(KernelOp::Write, 0, 8, 1)).errno, 0, "{mode}: and life goes on");
     }
+}
+
+#[test]
+fn a_place_in_memory_that_nobody_shares_is_an_error_for_its_client() {
+    for mode in [DataMode::Copy, DataMode::UserCopy, DataMode::AutoZeroCopy] {
+        let mut rig = rig(mode, Behind::File);
+        let elsewhere = ClientRequest { flags: IoFlags::SHMEM_ZC, ..request(KernelOp::Write, 0, 8, 9) };
+        assert_eq!(rig.carry(elsewhere).errno, libc::EIO, "{mode}");
+        assert_eq!(rig.carry(request(KernelOp::Write, 0, 8, 9)).errno, 0, "{mode}: the tag is well");
+        assert_eq!(rig.shared.in_client_memory.load(Relaxed), 0);
+    }
+}
+
+#[test]
+fn a_fetch_that_ends_is_given_again() {
+    let mut rig = rig_by(DataMode::Copy, Behind::File, true);
+    for n in 0..200 {
+        assert_eq!(rig.carry(request(KernelOp::Write, n % 64 * 8, 8, n as u8)).errno, 0, "request {n}");
+    }
+    assert_eq!(rig.shared.refused.load(Relaxed), 0);
 }
 
 #[test]

@@ -403,6 +403,7 @@ impl Server {
                 lends: false,
                 io_max: IO_MAX,
                 batch: way.batch,
+                client_memory: None,
                 encoded: true,
                 shared: Arc::new(shared),
             };

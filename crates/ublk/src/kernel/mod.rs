@@ -9,9 +9,11 @@
 mod descriptors;
 mod nodes;
 mod ring;
+mod shared;
 
 pub use descriptors::{Descriptors, SharedDescriptors};
 pub use nodes::{block_path, char_path};
+pub use shared::SharedFile;
 
 use crate::abi::{ControlOp, DeviceInfo};
 use crate::control::{Command, Control, Refusal};

@@ -45,6 +45,15 @@ pub(super) const TESTS: &[Test] = &[
         needs(Features::BATCH_IO)?;
         file_system_with("ext4", "batch=yes")
     }),
+    test("ublk/shmemzc_01", "requests in shared huge pages are served in place, on a null device", || {
+        shared_memory("null:64M", "")
+    }),
+    test("ublk/shmemzc_02", "requests in shared memory are served in place, and a file reads back", || {
+        shared_memory("file:{image}", "")
+    }),
+    test("ublk/shmemzc_03", "the same on a device whose buffers register themselves", || {
+        shared_memory("file:{image}", "mode=auto-zero-copy,")
+    }),
     test("ublk/part_01", "partitions are found when a device starts, and not with no-part-scan", part_scan),
     test("ublk/partitions", "partitions can be made on a live device, and used", partitions),
 ];
@@ -252,7 +261,7 @@ fn per_io_daemon() -> Done {
 /// In each way of data that goes with it.
 fn batch_verify() -> Done {
     needs(Features::BATCH_IO)?;
-    for mode in DataMode::ALL.into_iter().filter(|mode| *mode != DataMode::GetData) {
+    for mode in [DataMode::Copy, DataMode::UserCopy, DataMode::AutoZeroCopy] {
         if needs(mode.features()).is_err() {
             continue;
         }
@@ -261,7 +270,7 @@ fn batch_verify() -> Done {
         let shown = ublk.command(&["show", "disk"]).ok();
         assert!(shown.contains("one for many requests: asked for"), "{shown}");
         assert!(!shown.contains("refused"), "{shown}");
-        ublk.disk.verify(&["--bsrange=4k-64k", "--size=4M", "--iodepth=32"]);
+        ublk.disk.verify(&["--bsrange=4k-64k", "--size=2M", "--iodepth=32"]);
         ublk.end();
     }
     Ok(())
@@ -274,11 +283,81 @@ fn batch_queues() -> Done {
     for cpu in 0..std::thread::available_parallelism().map_or(1, usize::from).min(2) {
         ublk.disk.verify(&[&format!("--cpus_allowed={cpu}"), "--size=2M", "--iodepth=64"]);
     }
-    ublk.disk.load(&["--rw=randrw", "--numjobs=4", "--iodepth=64", "--size=8M", "--group_reporting"]).ok();
+    ublk.disk.load(&["--rw=randrw", "--numjobs=4", "--iodepth=64", "--size=2M", "--group_reporting"]).ok();
     ublk.end();
     let said = Ublk::refused("batch=yes,mode=get-data")?;
     assert!(said.contains("leave out batch=yes"), "{said}");
     Ok(())
+}
+
+/// fio has the pages of a file for its buffers that the server knows.
+fn shared_memory(stack: &str, options: &str) -> Done {
+    needs(Features::SHMEM_ZC)?;
+    let memory = Memory::new();
+    let options = format!("{options}shmem={}", memory.file().display());
+    let ublk = Ublk::start(16 << 20, stack, &options, &[])?;
+    assert_eq!(in_place(&ublk), 0);
+    if stack.starts_with("null") {
+        ublk.disk.load(&["--rw=randrw", "--size=2M", &memory.option()]).ok();
+    } else {
+        ublk.disk.verify(&["--size=2M", &memory.option()]);
+    }
+    assert!(in_place(&ublk) > 300, "{} requests were served in place", in_place(&ublk));
+    // Whoever has other memory is served as ever.
+    ublk.disk.load(&["--rw=randrw", "--size=1M"]).ok();
+    ublk.end();
+    Ok(())
+}
+
+/// How many requests had their data in shared memory, by `show`.
+pub(super) fn in_place(ublk: &Ublk) -> u64 {
+    let shown = ublk.command(&["show", "disk"]).ok();
+    let line = shown.lines().find(|line| line.contains("shared")).unwrap_or_else(|| panic!("{shown}"));
+    let count = line.rsplit(": ").next().and_then(|text| text.split(' ').next());
+    count.and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("{line}"))
+}
+
+/// A folder in memory with a file of 4 MiB, in huge pages where the kernel has them.
+pub(super) struct Memory {
+    folder: std::path::PathBuf,
+    is_huge: bool,
+}
+
+impl Memory {
+    const COUNT: &str = "/proc/sys/vm/nr_hugepages";
+
+    pub(super) fn new() -> Memory {
+        let folder = std::path::PathBuf::from("/tmp/memory");
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let path = folder.to_string_lossy().into_owned();
+        let _ = std::fs::write(Self::COUNT, "8");
+        let has_pages = std::fs::read_to_string(Self::COUNT).is_ok_and(|count| count.trim() == "8");
+        let is_huge = has_pages && tool(&["mount", "-t", "hugetlbfs", "none", &path]).status.success();
+        if !is_huge {
+            tool(&["mount", "-t", "tmpfs", "none", &path]).ok();
+        }
+        let memory = Memory { folder, is_huge };
+        std::fs::File::create(memory.file()).and_then(|file| file.set_len(4 << 20)).expect("room for it");
+        memory
+    }
+
+    pub(super) fn file(&self) -> std::path::PathBuf {
+        self.folder.join("memory")
+    }
+
+    /// What has fio use it.
+    pub(super) fn option(&self) -> String {
+        let how = if self.is_huge { "mmaphuge" } else { "mmapshared" };
+        format!("--mem={how}:{}", self.file().display())
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.file());
+        tool(&["umount", &self.folder.to_string_lossy()]);
+        let _ = std::fs::write(Self::COUNT, "0");
+    }
 }
 
 /// A file with two partitions.

@@ -1,6 +1,7 @@
 //! What happens when the server dies, in each recovery mode: no acknowledged write is lost, no byte is wrong, and no
 //! task waits for ever.
 
+use super::data::{Memory, in_place};
 use super::{Ublk, needs};
 use crate::guest::disk::{Disk, tool};
 use crate::guest::writer::Writer;
@@ -50,6 +51,11 @@ pub(super) const TESTS: &[Test] = &[
     test("ublk/stress_09", "kill -9 under load, reissue, with batches", || {
         kill(Recovery::Reissue, "batch=yes", 2)
     }),
+    test(
+        "ublk/shmemzc_recover",
+        "memory shared with clients is known to the next server, too",
+        recovered_sharing,
+    ),
     test("ublk/kill_verify", "fio verifies everything across two kills", kill_under_fio),
     test("ublk/recover_mounted", "ext4 stays mounted across a kill, and is clean", kill_under_file_system),
     test(
@@ -178,6 +184,22 @@ fn recovered(times: u32) -> Done {
         ublk.recover();
         ublk.disk.verify(&["--size=1M"]);
     }
+    ublk.delete();
+    Ok(())
+}
+
+fn recovered_sharing() -> Done {
+    needs_recovery(Recovery::Reissue)?;
+    needs(Features::SHMEM_ZC)?;
+    let memory = Memory::new();
+    let mut ublk = Ublk::file(16 << 20, &format!("recovery=reissue,shmem={}", memory.file().display()))?;
+    ublk.disk.verify(&["--size=1M", &memory.option()]);
+    ublk.kill();
+    ublk.await_state(State::Quiesced);
+    ublk.recover();
+    assert_eq!(in_place(&ublk), 0);
+    ublk.disk.verify(&["--size=1M", &memory.option()]);
+    assert!(in_place(&ublk) > 100, "{} requests were served in place", in_place(&ublk));
     ublk.delete();
     Ok(())
 }
