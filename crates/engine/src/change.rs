@@ -11,10 +11,10 @@
 use crate::device::{Device, DeviceError, Form};
 use crate::host::{Host, HostError};
 use crate::reactor::Step;
-use crate::spec::{Bytes, Direct, StackSpec};
+use crate::spec::{Bytes, Direct, LayerSpec, StackSpec};
 use crate::trace::{TraceChange, TraceError};
-use crate::tree::{Remake, Tree};
-use backends::{Backend, File};
+use crate::tree::{Remake, SizeOf, Tables, Tree};
+use backends::Backend;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -57,18 +57,39 @@ pub enum Change {
 /// Why a device is not changed.
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeError {
-    /// Nothing of that can be changed about it.
-    #[error("it is {0}, and only a device on one file can be changed so")]
-    NotOneFile(String),
     /// Only those have bad blocks that come and go.
     #[error("it is {0}, and only a null device has bad blocks that can be changed")]
     NotNull(String),
     /// It is no range of sectors.
     #[error("{0}")]
     BadBlocks(#[from] backends::ParseBadError),
-    /// Its layers make another size of that of its file.
-    #[error("its size is not that of its file (resize the file, then resize without a size)")]
-    OtherSize,
+    /// It has no file to read and write otherwise.
+    #[error("it is {0}, and only a device on files can be changed so")]
+    NoFile(String),
+    /// It stands on several files, of which none is meant.
+    #[error("it stands on {0} files, and only a device on one file can have another in its place")]
+    ManyFiles(usize),
+    /// It has the size it was made with.
+    #[error("it is {0}, which keeps the size it was made with (serve it anew with another)")]
+    KeepsSize(String),
+    /// An overlay's tables are as long as its device needs them.
+    #[error(
+        "an overlay keeps the size it was made with (make another with size=, or commit it into what is below)"
+    )]
+    Overlay,
+    /// Its size is in a partition table.
+    #[error("it is as long as its partition (change the table, then resize without a size)")]
+    Partition,
+    /// Of a read-only device's other file, another size came.
+    #[error(
+        "it would be {to} long in that file, and is {from} (give a file with a partition of the same size)"
+    )]
+    OtherPartition {
+        /// What it holds now.
+        from: Bytes,
+        /// What it would hold.
+        to: Bytes,
+    },
     /// It would lose its end.
     #[error("it would shrink from {from} to {to}, and what lies behind would be gone (add --shrink)")]
     Shrinks {
@@ -112,10 +133,16 @@ impl Host {
         match change {
             Change::Direct(direct) => {
                 let wanted = backend_direct(direct);
-                self.remake(&device, Box::new(move |file| file.with_direct(wanted))).await
+                let file = Box::new(move |file: &Arc<backends::File>| file.with_direct(wanted));
+                self.remake(&device, Remake { file, tables: Tables::Keep }).await
             }
             Change::File(path) => {
-                self.remake(&device, Box::new(move |file| file.replaced(path.clone()))).await
+                let files = device.form().tree.files().len();
+                if files > 1 {
+                    return Err(ChangeError::ManyFiles(files).into());
+                }
+                let file = Box::new(move |file: &Arc<backends::File>| file.replaced(path.clone()));
+                self.remake(&device, Remake { file, tables: Tables::Others }).await
             }
             Change::BadBlocks(change) => {
                 let form = device.form();
@@ -144,35 +171,34 @@ impl Host {
 
     async fn resize(&self, device: &Arc<Device>, size: Option<Bytes>, shrink: bool) -> Result<(), HostError> {
         let form = device.form();
-        let file = only_file(&form)?;
-        let whole = file.size() == device.size();
-        if size.is_some() && !whole {
-            return Err(ChangeError::OtherSize.into());
-        }
-        let from = file.size();
+        check_size(&form, size)?;
+        let from = form.tree.profile().size;
+        let remake = move || Remake {
+            file: match size {
+                Some(size) => Box::new(move |file| file.resized(size)),
+                None => Box::new(|file| file.remeasured()),
+            },
+            tables: Tables::Reread,
+        };
         let to = match size {
             Some(size) => size,
-            None => file.measured().map_err(DeviceError::from)?,
+            // Measuring changes nothing, so what would come of it can be seen while it is served.
+            None => off_the_runtime(move || Ok(form.tree.remade(&remake())?.profile().size)).await?,
         };
         if to < from && !shrink {
             return Err(ChangeError::Shrinks { from, to }.into());
         }
-        if to < from && whole {
+        if to < from {
             // Nobody may know of blocks that are not there any more.
             self.tell_size(device, to).await?;
         }
-        let remake: Box<Remake> = match size {
-            Some(size) => Box::new(move |file| file.resized(size)),
-            None => Box::new(|file| file.remeasured()),
-        };
-        let before = device.size();
-        let remade = self.remake(device, remake).await;
+        let remade = self.remake(device, remake()).await;
         let now = device.size();
         if remade.is_ok() && to < from {
             let form = device.form();
-            off_the_runtime(move || Ok(only_file(&form).map_or(Ok(()), |file| file.cut())?)).await?;
+            off_the_runtime(move || Ok(form.tree.only_file().map_or(Ok(()), |file| file.cut())?)).await?;
         }
-        if now > before || remade.is_err() && to < from && whole {
+        if now > from || remade.is_err() && to < from {
             return remade.and(self.tell_size(device, now).await);
         }
         remade
@@ -205,14 +231,16 @@ impl Host {
     }
 
     /// Freeze, drain, swap, thaw.
-    async fn remake(&self, device: &Arc<Device>, remake: Box<Remake>) -> Result<(), HostError> {
+    async fn remake(&self, device: &Arc<Device>, remake: Remake) -> Result<(), HostError> {
         let before = device.form();
-        only_file(&before)?;
+        if before.tree.files().is_empty() {
+            return Err(ChangeError::NoFile(before.stack.to_string()).into());
+        }
         device.set_changing(true);
         let result = self.remake_frozen(device, &before, remake).await;
         if result.is_err() {
-            // What shares the open file may have switched it.
-            if let Some(file) = before.tree.only_file() {
+            // What shares the open files may have switched them.
+            for file in before.tree.files() {
                 let _ = file.reinstate();
             }
             device.set_form(before);
@@ -226,11 +254,11 @@ impl Host {
         &self,
         device: &Arc<Device>,
         before: &Arc<Form>,
-        remake: Box<Remake>,
+        remake: Remake,
     ) -> Result<(), HostError> {
         self.freeze(device).wait().await?;
         let form = before.clone();
-        let form = off_the_runtime(move || remade(&form, &remake)).await?;
+        let form = off_the_runtime(move || remade(&form, &remake)).await??;
         device.set_form(Arc::new(form));
         let answers = self.step_all(device, Step::Swap);
         let mut result = Ok(());
@@ -290,26 +318,50 @@ async fn off_the_runtime<T: Send + 'static>(
     }
 }
 
-fn only_file(form: &Form) -> Result<&Arc<File>, ChangeError> {
-    form.tree.only_file().ok_or_else(|| ChangeError::NotOneFile(form.stack.to_string()))
+/// Whether it can have another size at all.
+fn check_size(form: &Form, size: Option<Bytes>) -> Result<(), ChangeError> {
+    match (form.tree.size_of(), size) {
+        (SizeOf::File, _) | (SizeOf::Partition, None) => Ok(()),
+        (SizeOf::Partition, Some(_)) => Err(ChangeError::Partition),
+        (SizeOf::Overlay, _) => Err(ChangeError::Overlay),
+        (SizeOf::Other, _) => Err(ChangeError::KeepsSize(form.stack.to_string())),
+    }
 }
 
 /// The device as it will be, and as it would be typed then.
-fn remade(form: &Form, remake: &Remake) -> Result<Form, DeviceError> {
-    let tree: Tree = form.tree.with_file(remake)?;
-    let mut stack = form.stack.clone();
-    if let (StackSpec::File(spec), Some(file)) = (&mut stack, tree.only_file()) {
-        let now = file.spec();
+fn remade(form: &Form, remake: &Remake) -> Result<Result<Form, ChangeError>, DeviceError> {
+    let tree: Tree = form.tree.remade(remake)?;
+    let (from, to) = (form.tree.profile().size, tree.profile().size);
+    if remake.tables == Tables::Others && from != to {
+        return Ok(Err(ChangeError::OtherPartition { from, to }));
+    }
+    let (mut stack, mut layers) = (form.stack.clone(), form.layers.clone());
+    // Files stand in the order of the walk: that of the stack, then those of its layers from the lowest up.
+    let mut files = tree.files().into_iter().map(|file| file.spec());
+    if let StackSpec::File(spec) = &mut stack
+        && let Some(now) = files.next()
+    {
         spec.path.clone_from(&now.path);
         spec.sizelimit = now.sizelimit;
         spec.create = None;
-        spec.direct = match now.direct {
-            backends::Direct::Auto => Direct::Auto,
-            backends::Direct::On => Direct::On,
-            backends::Direct::Off => Direct::Off,
-        };
+        spec.direct = spec_direct(now.direct);
     }
-    Ok(Form { stack, tree })
+    let overlays = layers.iter_mut().filter_map(|layer| match layer {
+        LayerSpec::Cow(spec) => Some(spec),
+        _ => None,
+    });
+    for (spec, now) in overlays.zip(files) {
+        spec.direct = spec_direct(now.direct);
+    }
+    Ok(Ok(Form { stack, layers, tree }))
+}
+
+fn spec_direct(direct: backends::Direct) -> Direct {
+    match direct {
+        backends::Direct::Auto => Direct::Auto,
+        backends::Direct::On => Direct::On,
+        backends::Direct::Off => Direct::Off,
+    }
 }
 
 fn backend_direct(direct: Direct) -> backends::Direct {

@@ -108,6 +108,8 @@ pub struct Lane {
 pub(crate) struct Form {
     /// What it is made from.
     pub(crate) stack: StackSpec,
+    /// What stands on that, bottom first.
+    pub(crate) layers: Vec<LayerSpec>,
     /// What serves it.
     pub(crate) tree: Tree,
 }
@@ -116,7 +118,6 @@ pub(crate) struct Form {
 pub struct Device {
     name: DeviceName,
     number: usize,
-    layers: Vec<LayerSpec>,
     form: RwLock<Arc<Form>>,
     /// Held by whoever changes or removes it.
     pub(crate) turn: tokio::sync::Mutex<()>,
@@ -141,8 +142,7 @@ impl Device {
         Ok(Device {
             name: config.name.clone(),
             number,
-            layers,
-            form: RwLock::new(Arc::new(Form { stack: config.stack.clone(), tree })),
+            form: RwLock::new(Arc::new(Form { stack: config.stack.clone(), layers, tree })),
             turn: tokio::sync::Mutex::default(),
             changing: AtomicBool::new(false),
             suspended: AtomicBool::new(false),
@@ -218,8 +218,8 @@ impl Device {
     }
 
     /// The layers above its backend, bottom first.
-    pub fn layers(&self) -> &[LayerSpec] {
-        &self.layers
+    pub fn layers(&self) -> Vec<LayerSpec> {
+        self.form().layers.clone()
     }
 
     /// How much it holds.

@@ -195,11 +195,127 @@ fn a_change_that_cannot_be_says_why_and_changes_nothing() {
     assert_eq!(show(&sandbox)["size"], MIB - 512);
     drop(server);
     let server = sandbox.serve("ram:1M", &[]);
-    for words in [&["set", "disk", "direct=on"][..], &["resize", "disk"], &["resize", "disk", "2M"]] {
+    for (words, expected) in [
+        (&["set", "disk", "direct=on"][..], "it is ram:1M, and only a device on files can be changed so"),
+        (&["set", "disk", "file=other.img"], "it is ram:1M, and only a device on files can be changed so"),
+        (&["resize", "disk"], "it is ram:1M, which keeps the size it was made with"),
+        (&["resize", "disk", "2M"], "it is ram:1M, which keeps the size it was made with"),
+    ] {
         let why = sandbox.run(words).failed_with(1);
-        assert!(why.contains("it is ram:1M, and only a device on one file"), "{why}");
+        assert!(why.contains(expected), "{words:?}: {why}");
     }
     drop(server);
+}
+
+#[test]
+fn a_device_under_layers_is_changed_as_one_without() {
+    let sandbox = Sandbox::default();
+    let image = sandbox.image("disk.img", MIB);
+    let layers =
+        ["--layer", "split,max_sectors=64", "--layer", "split,max_sectors=16", "--limits", "max_segments=4"];
+    let server = sandbox.serve(&format!("file:{},direct=off,autosize", image.display()), &layers);
+    set_len(&image, 2 * MIB);
+    until(PATIENCE, || (show(&sandbox)["size"] == 2 * MIB).then_some(())).expect("autosize follows");
+    sandbox.run(&["resize", "disk", "3M"]).ok();
+    let mut peer = Peer::connect(&server.socket(), "disk");
+    let data = noise(5, 65536);
+    peer.write(3 * MIB - 65536, &data, CommandFlags::NONE).expect("it is there");
+    if sandbox.run(&["set", "disk", "direct=on"]).status.success() {
+        assert_eq!(fact(&show(&sandbox), "dio"), "1");
+    } else {
+        skip("direct I/O cannot be had here");
+    }
+    assert_eq!(peer.read(3 * MIB - 65536, 65536).expect("it is read"), data);
+    let why = sandbox.run(&["resize", "disk", "2M"]).failed_with(1);
+    assert!(why.contains("from 3M to 2M") && why.contains("add --shrink"), "{why}");
+}
+
+#[test]
+fn a_partition_that_grew_in_its_table_grows_and_one_that_moved_does_not() {
+    if missing(&["sfdisk"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let image = sandbox.image("disk.img", 8 * MIB);
+    let partition = |script: &str| {
+        let script = fs::File::open(sandbox.text("script", script)).unwrap();
+        let mut sfdisk = command(&["sfdisk", "--quiet", "--force", "--no-reread", "--wipe=never"]);
+        assert!(sfdisk.arg(&image).stdin(script).status().expect("sfdisk runs").success());
+    };
+    partition("label: gpt\nstart=2048, size=4096, name=root\n");
+    let stack = format!("file:{},part=root,share", image.display());
+    let server = sandbox.serve(&stack, &["--name", "disk", "--layer", "split,max_sectors=8"]);
+    let mut peer = Peer::connect(&server.socket(), "disk");
+    let data = noise(6, 4096);
+    peer.write(2 * MIB - 4096, &data, CommandFlags::NONE).expect("its last block");
+    let why = sandbox.run(&["resize", "disk", "4M"]).failed_with(1);
+    assert!(why.contains("it is as long as its partition"), "{why}");
+    // The file is longer, the partition is not.
+    set_len(&image, 16 * MIB);
+    sandbox.run(&["resize", "disk"]).ok();
+    assert_eq!(show(&sandbox)["size"], 2 * MIB);
+    partition("label: gpt\nstart=2048, size=20480, name=root\n");
+    sandbox.run(&["resize", "disk"]).ok();
+    assert_eq!(show(&sandbox)["size"], 10 * MIB);
+    let mut peer = Peer::connect(&server.socket(), "disk");
+    assert_eq!(peer.read(2 * MIB - 4096, 4096).expect("it is read"), data);
+    peer.write(10 * MIB - 4096, &data, CommandFlags::FUA).expect("what is new");
+    assert_eq!(fs::read(&image).unwrap()[(11 << 20) - 4096..11 << 20], data, "in its place in the file");
+    partition("label: gpt\nstart=2048, size=2048, name=root\n");
+    let why = sandbox.run(&["resize", "disk"]).failed_with(1);
+    assert!(why.contains("from 10M to 1M") && why.contains("add --shrink"), "{why}");
+    sandbox.run(&["resize", "disk", "--shrink"]).ok();
+    assert_eq!(show(&sandbox)["size"], MIB);
+    for (script, expected) in [
+        (
+            "label: gpt\nstart=4096, size=8192, name=root\n",
+            "the partition began at 1M when it was opened, and begins at 2M now",
+        ),
+        ("label: gpt\nstart=2048, size=8192, name=other\n", "there are 1 \"other\" (4M)"),
+    ] {
+        partition(script);
+        let why = sandbox.run(&["resize", "disk"]).failed_with(1);
+        assert!(why.contains(expected), "{why}");
+        assert_eq!(show(&sandbox)["size"], MIB, "as it was");
+    }
+    peer.read(0, 4096).expect("and served");
+}
+
+#[test]
+fn an_overlay_is_switched_with_its_origin_and_keeps_its_size() {
+    let sandbox = Sandbox::default();
+    let origin = sandbox.noise("origin.img", 1 << 20);
+    let mut model = fs::read(&origin).unwrap();
+    let layer = format!("cow,file={},create,direct=off", sandbox.path("overlay.img").display());
+    let server = sandbox.serve(&format!("file:{},direct=off", origin.display()), &["--layer", &layer]);
+    let mut peer = Peer::connect(&server.socket(), "disk");
+    for (number, word) in ["direct=on", "direct=off", "direct=auto"].into_iter().enumerate() {
+        let data = noise(number as u64, 1536);
+        let at = 4096 * 5 * number + 512;
+        peer.write(at as u64, &data, CommandFlags::NONE).expect("it is written");
+        model[at..at + 1536].copy_from_slice(&data);
+        let outcome = sandbox.run(&["set", "disk", word]);
+        if !outcome.status.success() {
+            return skip(outcome.stderr.trim());
+        }
+        let shown = show(&sandbox);
+        let words = format!("{} {}", shown["stack"], shown["layers"]);
+        let times = if word == "direct=auto" { 0 } else { 2 };
+        assert_eq!(words.matches(word).count(), times, "both files: {words}");
+        assert!(peer.read(0, MIB).expect("it is read") == model, "after {word}");
+    }
+    for (words, expected) in [
+        (&["resize", "disk"][..], "an overlay keeps the size it was made with"),
+        (&["resize", "disk", "2M"], "an overlay keeps the size it was made with"),
+        (&["set", "disk", "file=origin.img"], "it stands on 2 files"),
+    ] {
+        let why = sandbox.run(words).failed_with(1);
+        assert!(why.contains(expected), "{words:?}: {why}");
+    }
+    let stack = format!("file:{},autosize", origin.display());
+    let words = ["serve", &stack, "--layer", &layer, "--nbd", "unix:other.sock"];
+    let why = sandbox.run(&words).failed_with(2);
+    assert!(why.contains("leave autosize out"), "{why}");
 }
 
 #[test]
@@ -272,6 +388,8 @@ fn a_file_system_is_whole_after_changes_under_load_and_grows_with_its_device() {
         // Growing it while it is mounted wants CAP_SYS_RESOURCE, which root in a container may lack.
         tool(&["umount", target]).ok();
         tool(&["fsck.ext4", "-fn", node]).ok();
+        // resize2fs wants one that wrote down that it was there, later than the mount.
+        tool(&["fsck.ext4", "-fy", node]).ok();
         tool(&["resize2fs", node]).ok();
         tool(&["fsck.ext4", "-fn", node]).ok();
         tool(&["mount", node, target]).ok();

@@ -1,7 +1,7 @@
 //! What is wrong with a topology as a whole, and with the files that it names.
 
 use super::{DeviceSpec, ExportKind, ExportSpec, NbdOptions, Problem, Topology};
-use crate::spec::{FileSpec, NbdAddress, StackSpec};
+use crate::spec::{FileSpec, LayerSpec, NbdAddress, StackSpec};
 use rustix::fs::{Access, access};
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -48,6 +48,7 @@ impl Topology {
             others.push(options);
         }
         problems.extend(self.unscanned());
+        problems.extend(self.unfollowed());
         problems.extend(self.self_standing());
         problems
     }
@@ -87,6 +88,17 @@ impl Topology {
         .collect()
     }
 
+    /// Devices that are to follow their file's growth, and keep the size of an overlay.
+    fn unfollowed(&self) -> Vec<Problem> {
+        let wants = |device: &&DeviceSpec| matches!(&device.stack, StackSpec::File(file) if file.autosize);
+        let lost = self.devices.iter().filter(wants).filter(|device| is_overlaid(device));
+        lost.map(|device| {
+            let why = "an overlay keeps the size it was made with (leave autosize out)".to_owned();
+            Problem::new(device.line, format!("device.{}.stack", device.name), why)
+        })
+        .collect()
+    }
+
     /// What stands in the way of starting this: missing files, missing rights, two writers of one
     /// file. Opens nothing, so a device that comes or goes later is not foreseen.
     pub fn check_files(&self) -> Vec<Problem> {
@@ -115,7 +127,9 @@ impl Topology {
             let Ok(metadata) = file.path.metadata() else { continue };
             let Some(first) = first_users.insert((metadata.dev(), metadata.ino()), device) else { continue };
             let StackSpec::File(other) = &first.stack else { continue };
-            let agreed = (file.ro && other.ro) || (file.share && other.share);
+            // What has an overlay is only read.
+            let reads = |device: &DeviceSpec, file: &FileSpec| file.ro || is_overlaid(device);
+            let agreed = (reads(device, file) && reads(first, other)) || (file.share && other.share);
             if !agreed {
                 let why = format!("device.{} uses the same file (write ro or share for both)", first.name);
                 problems.push(Problem::new(device.line, format!("device.{}.stack", device.name), why));
@@ -123,6 +137,10 @@ impl Topology {
         }
         problems
     }
+}
+
+fn is_overlaid(device: &DeviceSpec) -> bool {
+    device.layers.iter().any(|layer| matches!(layer, LayerSpec::Cow(_)))
 }
 
 fn check_file(file: &FileSpec) -> Result<(), String> {

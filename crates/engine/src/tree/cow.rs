@@ -1,8 +1,8 @@
 //! Opening and making overlays: the file, its header, the check that it belongs to what stands below.
 
-use super::Tree;
 use super::scratch::Scratch;
 use super::source::Source;
+use super::{Extent, Tree};
 use crate::device::DeviceError;
 use crate::spec::{CowSpec, FileSpec, Format, StackSpec};
 use block::{Bytes, Fact};
@@ -93,7 +93,8 @@ pub(super) fn open(below: Tree, spec: &CowSpec) -> Result<Tree, DeviceError> {
     let Opened { header, table, tally } = opened;
     let index = Index::open(header.layout, header.origin.size, &table, tally.as_deref());
     let facts: Vec<Fact> = vec![("overlay", path.display().to_string())];
-    Ok(Tree::over(Arc::new(CowLayer::new(Arc::new(index), facts)), vec![below, store])?)
+    let layer = Arc::new(CowLayer::new(Arc::new(index), facts));
+    Ok(Tree::over(layer, vec![below, store])?.sized_by(Extent::Made))
 }
 
 impl CowError {

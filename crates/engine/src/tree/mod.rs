@@ -25,9 +25,10 @@ use scratch::Scratch;
 use crate::device::DeviceError;
 use crate::reactor::Nudge;
 use backends::{Fact, File, Null, OpenError};
-use block::{LimitsError, Profile, Region};
+use block::{Bytes, LimitsError, Profile, Region};
 use exports::nbd::DeviceFacts;
 use layers::Layer;
+use partition::Selector;
 use queue::{DEPTH_MAX, FileId, NodeId, Stack};
 use ring::{ForeignMemory, KernelRing};
 use source::Source;
@@ -70,19 +71,62 @@ enum Element {
     Layer(Arc<dyn Layer<KernelRing>>, Vec<Tree>),
 }
 
-/// What is to become of a file that changes while it is served.
-pub(crate) type Remake = dyn Fn(&Arc<File>) -> Result<Arc<File>, OpenError> + Send;
+/// What is to become of a file.
+type RemakeFile = dyn Fn(&Arc<File>) -> Result<Arc<File>, OpenError> + Send;
+
+/// What is to become of a tree that changes while it is served.
+pub(crate) struct Remake {
+    /// Of each of its files.
+    pub(crate) file: Box<RemakeFile>,
+    /// Of its partitions.
+    pub(crate) tables: Tables,
+}
+
+/// What a change means to partition tables.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Tables {
+    /// They are not looked at: partitions stay where and as long as they were.
+    Keep,
+    /// They may have changed, and partitions may have become longer or shorter, in their place.
+    Reread,
+    /// They are other disks' tables.
+    Others,
+}
+
+/// What decides a layer's size, other than what stands below it.
+enum Extent {
+    /// Nothing.
+    Below,
+    /// The partition that this selects in the table below, and where it began.
+    Partition(Selector, Bytes),
+    /// It was decided when this was made.
+    Made,
+}
+
+/// Why a tree has the size it has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SizeOf {
+    /// That of its only file.
+    File,
+    /// That of a partition.
+    Partition,
+    /// That of an overlay.
+    Overlay,
+    /// What its backend was made with, or what several backends come to.
+    Other,
+}
 
 /// A backend, or a layer and what stands below it.
 pub(crate) struct Tree {
     element: Element,
     profile: Profile,
+    extent: Extent,
 }
 
 impl Tree {
     /// A tree of one leaf.
     fn leaf(source: Source) -> Tree {
-        Tree { profile: source.profile(), element: Element::Backend(Arc::new(source)) }
+        Tree { profile: source.profile(), element: Element::Backend(Arc::new(source)), extent: Extent::Below }
     }
 
     /// A layer over children, which are its own from here on.
@@ -90,7 +134,29 @@ impl Tree {
         let profiles: Vec<Profile> = below.iter().map(|child| child.profile.clone()).collect();
         let mut profile = layer.profile(&profiles)?;
         profile.opaque = !layer.looks_at_data() && profiles.iter().all(|child| child.opaque);
-        Ok(Tree { profile, element: Element::Layer(layer, below) })
+        Ok(Tree { profile, element: Element::Layer(layer, below), extent: Extent::Below })
+    }
+
+    /// Its size is decided so.
+    fn sized_by(mut self, extent: Extent) -> Tree {
+        self.extent = extent;
+        self
+    }
+
+    /// Why it has the size it has.
+    pub(crate) fn size_of(&self) -> SizeOf {
+        match (&self.extent, &self.element) {
+            (Extent::Partition(..), _) => SizeOf::Partition,
+            (Extent::Made, _) => SizeOf::Overlay,
+            (Extent::Below, Element::Backend(source)) => match **source {
+                Source::File(_) => SizeOf::File,
+                _ => SizeOf::Other,
+            },
+            (Extent::Below, Element::Layer(_, below)) => match &below[..] {
+                [below] => below.size_of(),
+                _ => SizeOf::Other,
+            },
+        }
     }
 
     /// What the whole is to whoever uses it.
@@ -134,23 +200,54 @@ impl Tree {
         }
     }
 
+    /// All files that it stands on, in the order of the walk.
+    pub(crate) fn files(&self) -> Vec<&Arc<File>> {
+        match &self.element {
+            Element::Backend(source) => match &**source {
+                Source::File(file) => vec![file],
+                _ => Vec::new(),
+            },
+            Element::Layer(_, below) => below.iter().flat_map(Tree::files).collect(),
+        }
+    }
+
     /// The same tree with every file replaced by what `remake` makes of it.
     ///
     /// # Errors
-    /// What `remake` refuses, and what the layers do not take.
-    pub(crate) fn with_file(&self, remake: &Remake) -> Result<Tree, DeviceError> {
-        match &self.element {
+    /// What `remake` refuses, what the layers do not take, and a partition that is not in its table any more.
+    pub(crate) fn remade(&self, remake: &Remake) -> Result<Tree, DeviceError> {
+        let (layer, below) = match &self.element {
             Element::Backend(source) => {
                 let source = match &**source {
-                    Source::File(file) => Arc::new(Source::File(remake(file)?)),
-                    _ => source.clone(),
+                    Source::File(file) => Source::File((remake.file)(file)?),
+                    _ => {
+                        let (element, extent) = (Element::Backend(source.clone()), Extent::Below);
+                        return Ok(Tree { profile: source.profile(), element, extent });
+                    }
                 };
-                Ok(Tree { profile: source.profile(), element: Element::Backend(source) })
+                return Ok(Tree::leaf(source));
             }
-            Element::Layer(layer, below) => {
-                let below = below.iter().map(|child| child.with_file(remake)).collect::<Result<_, _>>()?;
-                Ok(Tree::over(layer.clone(), below)?)
+            Element::Layer(layer, below) => (layer, below),
+        };
+        let mut below =
+            below.iter().map(|child| child.remade(remake)).collect::<Result<Vec<_>, DeviceError>>()?;
+        match &self.extent {
+            Extent::Partition(selector, start) if remake.tables == Tables::Keep => {
+                let extent = Extent::Partition(selector.clone(), *start);
+                Ok(Tree::over(layer.clone(), below)?.sized_by(extent))
             }
+            Extent::Partition(selector, start) => {
+                // A window stands on one child.
+                let found = part::open(below.remove(0), selector)?;
+                match found.extent {
+                    Extent::Partition(_, now) if remake.tables == Tables::Reread && now != *start => {
+                        Err(PartError::Moved { from: *start, to: now }.into())
+                    }
+                    _ => Ok(found),
+                }
+            }
+            Extent::Made => Ok(Tree::over(layer.clone(), below)?.sized_by(Extent::Made)),
+            Extent::Below => Ok(Tree::over(layer.clone(), below)?),
         }
     }
 

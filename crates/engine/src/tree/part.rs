@@ -1,7 +1,7 @@
 //! One partition of what stands below, as a device.
 
-use super::Tree;
 use super::scratch::Scratch;
+use super::{Extent, Tree};
 use crate::device::DeviceError;
 use block::{Bytes, Fact, Features};
 use layers::WindowLayer;
@@ -24,6 +24,14 @@ pub enum PartError {
     /// The partition cannot be a device of these blocks.
     #[error("partition {0} does not lie on logical blocks of {1} (give the file block={2})")]
     Blocks(u32, Bytes, u32),
+    /// It was there when it was opened, and is elsewhere now.
+    #[error("the partition began at {from} when it was opened, and begins at {to} now (serve it anew)")]
+    Moved {
+        /// Where it began.
+        from: Bytes,
+        /// Where it begins.
+        to: Bytes,
+    },
     /// Zones and partitions do not go together.
     #[error("a zoned device has no partitions (leave out part)")]
     Zoned,
@@ -84,7 +92,8 @@ pub(crate) fn open(below: Tree, selector: &Selector) -> Result<Tree, DeviceError
         ("partition start", part.start.0.to_string()),
     ];
     facts.extend(describe(&table));
-    Ok(Tree::over(Arc::new(WindowLayer::new(part.start, part.len, facts)), vec![below])?)
+    let window = Arc::new(WindowLayer::new(part.start, part.len, facts));
+    Ok(Tree::over(window, vec![below])?.sized_by(Extent::Partition(selector.clone(), part.start)))
 }
 
 /// What `show` says about a table.
