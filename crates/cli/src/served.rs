@@ -9,7 +9,7 @@ use engine::host::Host;
 use engine::rundir::{NameClaim, RunDir};
 use engine::spec::DeviceName;
 use engine::trace::TraceOptions;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::Notify;
@@ -68,6 +68,10 @@ impl Yard for Served {
 
     fn device(&self, name: &str) -> Option<DeviceInfo> {
         Yard::device(&*self.host, name)
+    }
+
+    fn slow_facts<'a>(&'a self, name: &'a str) -> BoxFuture<'a, BTreeMap<String, String>> {
+        self.host.slow_facts(name)
     }
 
     fn counted(&self, name: &str) -> Option<Counted> {

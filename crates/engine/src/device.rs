@@ -123,6 +123,8 @@ pub struct Device {
     pub(crate) turn: tokio::sync::Mutex<()>,
     changing: AtomicBool,
     suspended: AtomicBool,
+    /// A thread reads its partition table, to tell of it.
+    pub(crate) reads_table: AtomicBool,
     depth: u16,
     lanes: Mutex<Vec<Arc<Lane>>>,
     /// What queues that are gone have counted.
@@ -146,6 +148,7 @@ impl Device {
             turn: tokio::sync::Mutex::default(),
             changing: AtomicBool::new(false),
             suspended: AtomicBool::new(false),
+            reads_table: AtomicBool::new(false),
             depth: config.depth,
             lanes: Mutex::default(),
             past: Mutex::default(),

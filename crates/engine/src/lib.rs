@@ -13,6 +13,7 @@ pub mod listen;
 pub mod loop_device;
 pub mod nbd;
 pub mod nbd_device;
+mod partitions;
 mod reactor;
 pub mod rundir;
 pub mod spec;

@@ -19,6 +19,13 @@ impl Yard for Host {
         Host::device(self, name).map(|device| self.info(&device))
     }
 
+    fn slow_facts<'a>(&'a self, name: &'a str) -> BoxFuture<'a, BTreeMap<String, String>> {
+        Box::pin(async move {
+            let facts = self.partition_facts(name).await;
+            facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+        })
+    }
+
     fn counted(&self, name: &str) -> Option<Counted> {
         let device = Host::device(self, name)?;
         let now = ring::clock();

@@ -129,6 +129,60 @@ fn a_layer_takes_a_partition_of_any_stack_and_show_lists_the_table() {
 }
 
 #[test]
+fn show_lists_the_table_of_any_device_that_has_one() {
+    if missing(&["sfdisk"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let (gpt, mbr) = (partitioned(&sandbox, "gpt.img", GPT), partitioned(&sandbox, "mbr.img", MBR));
+    let empty = sandbox.image("empty.img", 16 * MIB);
+    let listed = |path: &Path, options: &str, layers: &[&str]| {
+        let _server = sandbox.serve(&format!("file:{}{options}", path.display()), layers);
+        let text = sandbox.run(&["show", "disk", "--json"]).ok();
+        let shown: serde_json::Value = serde_json::from_str(&text).expect("it is JSON");
+        let fact = |name: &str| shown["backend"][name].as_str().unwrap_or_default().to_owned();
+        (fact("partition table"), fact("partitions"))
+    };
+    let of_gpt = (
+        "gpt, blocks of 512, id 11111111-2222-3333-4444-555555555555".to_owned(),
+        "1 \"boot\" (1M), 2 \"my root\" (2M)".to_owned(),
+    );
+    let overlay = format!("cow,file={},create", sandbox.path("overlay.img").display());
+    assert_eq!(listed(&gpt, "", &[]), of_gpt);
+    assert_eq!(listed(&gpt, ",block=4096", &[]), of_gpt);
+    assert_eq!(listed(&gpt, "", &["--layer", "split,max_sectors=8", "--layer", &overlay]), of_gpt);
+    assert_eq!(listed(&gpt, ",part=2", &[]), of_gpt, "the one that it is in");
+    let (table, partitions) = listed(&mbr, "", &[]);
+    assert_eq!(
+        (table.as_str(), partitions.as_str()),
+        ("mbr, blocks of 512, id cafef00d", "1 (1M), 2 (14M, extended), 5 (1M), 6 (2M)")
+    );
+    assert_eq!(listed(&empty, "", &[]), Default::default());
+    // As it is now, and not as it was when it was opened.
+    let _server = sandbox.serve(&format!("file:{}", empty.display()), &[]);
+    let head = std::fs::read(&mbr).expect("an image")[..512].to_vec();
+    let file = std::fs::File::options().write(true).open(&empty).expect("an image");
+    file.write_all_at(&head, 0).expect("a write");
+    assert!(sandbox.run(&["show", "disk"]).ok().contains("mbr, blocks of 512"));
+    // Who holds requests back is not read from.
+    sandbox.run(&["suspend", "disk"]).ok();
+    assert!(!sandbox.run(&["show", "disk"]).ok().contains("partition table"));
+}
+
+#[test]
+fn a_device_that_does_not_answer_is_shown_without_its_table() {
+    let sandbox = Sandbox::default();
+    let mut hung = sandbox.serve("null:1M,irqmode=timer,completion=3s", &["--name", "disk"]);
+    for _ in 0..2 {
+        let start = std::time::Instant::now();
+        let shown = sandbox.run(&["show", "disk"]).ok();
+        assert!(shown.contains("not known: the device does not answer"), "{shown}");
+        assert!(start.elapsed() < std::time::Duration::from_millis(2500), "{:?}", start.elapsed());
+    }
+    hung.terminate();
+}
+
+#[test]
 fn a_partition_that_is_not_there_is_refused_with_those_that_are() {
     if missing(&["sfdisk"]) {
         return;

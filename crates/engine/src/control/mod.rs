@@ -149,6 +149,12 @@ pub trait Yard: Send + Sync + 'static {
         self.devices().into_iter().find(|device| device.name == name)
     }
 
+    /// Facts about one of them that take a while to find out, to be added to those of its backend.
+    fn slow_facts<'a>(&'a self, name: &'a str) -> BoxFuture<'a, BTreeMap<String, String>> {
+        let _ = name;
+        Box::pin(async { BTreeMap::new() })
+    }
+
     /// What one of them counted up to now.
     fn counted(&self, name: &str) -> Option<Counted>;
 

@@ -62,7 +62,10 @@ async fn devices(State(yard): Shared) -> Json<Vec<DeviceInfo>> {
 }
 
 async fn device(State(yard): Shared, Path(name): Path<String>) -> Result<Json<DeviceInfo>, ControlError> {
-    yard.device(&name).map(Json).ok_or(ControlError::NotFound)
+    let slow = yard.slow_facts(&name).await;
+    let mut info = yard.device(&name).ok_or(ControlError::NotFound)?;
+    info.backend.extend(slow);
+    Ok(Json(info))
 }
 
 async fn stats(State(yard): Shared, Path(name): Path<String>) -> Result<Json<DeviceStats>, ControlError> {

@@ -20,6 +20,7 @@ mod source;
 pub(crate) use build::open;
 pub use cow::CowError;
 pub use part::PartError;
+pub(crate) use part::{TABLE_FACT, table_facts};
 use scratch::Scratch;
 
 use crate::device::DeviceError;

@@ -68,7 +68,7 @@ impl Disk for Readable {
 }
 
 /// The partition table of what a tree holds; `None`: it has none.
-pub(crate) fn table(tree: &Tree) -> Result<Option<Table>, DeviceError> {
+fn table(tree: &Tree) -> Result<Option<Table>, DeviceError> {
     let block = tree.profile().limits.logical_block_size.0 as u32;
     let mut disk = Readable { scratch: Scratch::new(tree)?, block };
     partition::read(&mut disk).map_err(|error| PartError::Read(error).into())
@@ -96,14 +96,25 @@ pub(crate) fn open(below: Tree, selector: &Selector) -> Result<Tree, DeviceError
     Ok(Tree::over(window, vec![below])?.sized_by(Extent::Partition(selector.clone(), part.start)))
 }
 
+/// The name of the fact that there is a table.
+pub(crate) const TABLE_FACT: &str = "partition table";
+
+/// What `show` says about the table of a whole tree; nothing when there is none, or none that can be read.
+pub(crate) fn table_facts(tree: &Tree) -> Vec<Fact> {
+    match table(tree) {
+        Ok(table) => table.as_ref().map(describe).unwrap_or_default(),
+        Err(error) => vec![(TABLE_FACT, format!("not known: {error}"))],
+    }
+}
+
 /// What `show` says about a table.
-pub(crate) fn describe(table: &Table) -> Vec<Fact> {
+fn describe(table: &Table) -> Vec<Fact> {
     let mut all: Vec<String> = table.partitions.iter().map(ToString::to_string).collect();
     if all.is_empty() {
         all.push("none".to_owned());
     }
     let mut facts = vec![
-        ("partition table", format!("{}, blocks of {}, id {}", table.format, table.block, table.id)),
+        (TABLE_FACT, format!("{}, blocks of {}, id {}", table.format, table.block, table.id)),
         ("partitions", all.join(", ")),
     ];
     if !table.notes.is_empty() {
