@@ -12,6 +12,7 @@ mod layer;
 pub mod multipath;
 mod pass;
 mod split;
+pub mod target;
 #[cfg(test)]
 mod testing;
 mod window;

@@ -49,6 +49,13 @@ pub struct Window {
     child: NodeId,
 }
 
+impl Window {
+    /// One over `child` that begins at `start` of it.
+    pub fn new(start: Bytes, child: NodeId) -> Window {
+        Window { start, child }
+    }
+}
+
 impl<R: Ring> Node<R> for Window {
     #[inline]
     fn submit(&mut self, _: Cookie, req: &mut Request, _: &mut Cx<'_, R>) -> Verdict {

@@ -9,19 +9,8 @@
 //! (drivers/md/dm-mpath.c, dm-table.c), so that scripts which look for its words find them.
 
 use super::select::{PathArgs, SelectorArgs};
-use std::fmt::{self, Write as _};
-
-/// What is wrong with a line: the kernel's own words for it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ConfigError(pub &'static str);
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
-    }
-}
-
-impl std::error::Error for ConfigError {}
+use crate::target::{TargetError, Words};
+use std::fmt::Write as _;
 
 /// How requests travel through the kernel's target. Here both ways are one; it is kept to be shown again.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -70,53 +59,13 @@ pub struct Config {
     pub initial: usize,
 }
 
-/// The words of a line that are still to be read.
-pub(super) struct Words<'a> {
-    rest: &'a [&'a str],
-}
-
-impl<'a> Words<'a> {
-    pub(super) fn next(&mut self) -> Option<&'a str> {
-        let (first, rest) = self.rest.split_first()?;
-        self.rest = rest;
-        Some(first)
-    }
-
-    /// A number within bounds.
-    pub(super) fn number(&mut self, min: u32, max: u32, error: &'static str) -> Result<u32, ConfigError> {
-        let number = self.next().and_then(number).filter(|n| (min..=max).contains(n));
-        number.ok_or(ConfigError(error))
-    }
-
-    /// A count of words that must follow.
-    fn count(&mut self, max: u32, error: &'static str) -> Result<usize, ConfigError> {
-        let count = self.number(0, max, error)? as usize;
-        if count > self.rest.len() { Err(ConfigError(error)) } else { Ok(count) }
-    }
-
-    fn take(&mut self, count: usize) -> Words<'a> {
-        let (taken, rest) = self.rest.split_at(count);
-        self.rest = rest;
-        Words { rest: taken }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.rest.len()
-    }
-}
-
-/// As `sscanf("%u%c")` takes a word that is nothing but a number.
-pub(super) fn number(word: &str) -> Option<u32> {
-    word.strip_prefix('+').unwrap_or(word).parse().ok().filter(|_| !word.starts_with("++"))
-}
-
 impl Config {
     /// Reads what follows the word `multipath`.
     ///
     /// # Errors
     /// What the kernel's constructor would set as the target's error.
-    pub fn parse(words: &[&str]) -> Result<Config, ConfigError> {
-        let mut words = Words { rest: words };
+    pub fn parse(words: &[&str]) -> Result<Config, TargetError> {
+        let mut words = Words::new(words);
         let mut config = Config {
             queue_if_no_path: false,
             pg_init_retries: 0,
@@ -131,19 +80,19 @@ impl Config {
         let mut handler = words.take(count);
         // Without requests there is nothing that a handler could be asked through: the kernel drops it, too.
         if config.queue_mode == QueueMode::Request {
-            config.handler = std::iter::from_fn(|| handler.next()).map(str::to_owned).collect();
+            config.handler = std::iter::from_fn(|| handler.take_next()).map(str::to_owned).collect();
         }
         let groups = words.number(0, 1024, "invalid number of priority groups")? as usize;
         let initial = words.number(0, 1024, "invalid initial priority group number")? as usize;
         if (groups == 0) != (initial == 0) {
-            return Err(ConfigError("invalid initial priority group"));
+            return Err(TargetError::new("invalid initial priority group"));
         }
         config.initial = initial.saturating_sub(1);
-        while words.len() > 0 {
+        while !words.is_empty() {
             config.groups.push(group(&mut words)?);
         }
         if config.groups.len() != groups {
-            return Err(ConfigError("priority group count mismatch"));
+            return Err(TargetError::new("priority group count mismatch"));
         }
         // The kernel takes one that is too large, and begins with the first.
         if config.initial >= groups {
@@ -152,11 +101,11 @@ impl Config {
         Ok(config)
     }
 
-    fn features(&mut self, words: &mut Words<'_>) -> Result<(), ConfigError> {
+    fn features(&mut self, words: &mut Words<'_>) -> Result<(), TargetError> {
         let count = words.count(8, "invalid number of feature args")?;
         let mut features = words.take(count);
-        while let Some(feature) = features.next() {
-            let has_value = features.len() > 0;
+        while let Some(feature) = features.take_next() {
+            let has_value = !features.is_empty();
             match feature.to_ascii_lowercase().as_str() {
                 "queue_if_no_path" => self.queue_if_no_path = true,
                 // The kernel knows the word and does nothing by it.
@@ -170,14 +119,14 @@ impl Config {
                     self.pg_init_delay_ms = Some(features.number(0, 60_000, error)?);
                 }
                 "queue_mode" if has_value => {
-                    self.queue_mode = match features.next().unwrap_or_default().to_ascii_lowercase().as_str()
-                    {
-                        "bio" => QueueMode::Bio,
-                        "rq" | "mq" => QueueMode::Request,
-                        _ => return Err(ConfigError("Unknown 'queue_mode' requested")),
-                    };
+                    self.queue_mode =
+                        match features.take_next().unwrap_or_default().to_ascii_lowercase().as_str() {
+                            "bio" => QueueMode::Bio,
+                            "rq" | "mq" => QueueMode::Request,
+                            _ => return Err(TargetError::new("Unknown 'queue_mode' requested")),
+                        };
                 }
-                _ => return Err(ConfigError("Unrecognised multipath feature request")),
+                _ => return Err(TargetError::new("Unrecognised multipath feature request")),
             }
         }
         Ok(())
@@ -235,13 +184,13 @@ impl Config {
     }
 }
 
-fn group(words: &mut Words<'_>) -> Result<GroupConfig, ConfigError> {
+fn group(words: &mut Words<'_>) -> Result<GroupConfig, TargetError> {
     if words.len() < 2 {
-        return Err(ConfigError("not enough priority group arguments"));
+        return Err(TargetError::new("not enough priority group arguments"));
     }
-    let name = words.next().unwrap_or_default();
+    let name = words.take_next().unwrap_or_default();
     if !SelectorArgs::is_known(name) {
-        return Err(ConfigError("unknown path selector type"));
+        return Err(TargetError::new("unknown path selector type"));
     }
     let count = words.count(1024, "invalid number of path selector args")?;
     let selector = SelectorArgs::parse(name, words.take(count))?;
@@ -250,10 +199,10 @@ fn group(words: &mut Words<'_>) -> Result<GroupConfig, ConfigError> {
     let mut group = GroupConfig { selector, paths: Vec::new() };
     for _ in 0..paths {
         if words.len() < per_path {
-            return Err(ConfigError("not enough path parameters"));
+            return Err(TargetError::new("not enough path parameters"));
         }
         let mut path = words.take(per_path);
-        let device = path.next().unwrap_or_default().to_owned();
+        let device = path.take_next().unwrap_or_default().to_owned();
         let args = group.selector.parse_path(path)?;
         group.paths.push(PathConfig { device, args });
     }
@@ -264,7 +213,7 @@ fn group(words: &mut Words<'_>) -> Result<GroupConfig, ConfigError> {
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Config, ConfigError> {
+    fn parse(line: &str) -> Result<Config, TargetError> {
         Config::parse(&line.split_whitespace().collect::<Vec<_>>())
     }
 
@@ -346,7 +295,7 @@ mod tests {
             ("0 0 1 1 io-affinity 0 1 0 8:0", "io-affinity ps: invalid number of arguments"),
         ];
         for (line, error) in cases {
-            assert_eq!(parse(line), Err(ConfigError(error)), "{line}");
+            assert_eq!(parse(line), Err(TargetError::new(error)), "{line}");
         }
     }
 

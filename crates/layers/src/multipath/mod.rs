@@ -13,8 +13,9 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub use config::{Config, ConfigError, GroupConfig, PathConfig, QueueMode};
+pub use config::{Config, GroupConfig, PathConfig, QueueMode};
 pub use node::MultipathNode;
 pub use select::{PathArgs, Report, SelectorArgs};
 pub use shared::MultipathLayer;
-pub use state::{MessageError, Multipath};
+pub(crate) use shared::kind;
+pub use state::Multipath;

@@ -1,33 +1,52 @@
-//! The shared part of `multipath` as a layer: what a device is that has all these ways to it.
+//! The shared part of `multipath` as a target: what a device is that has all these ways to it.
 
-use super::{Multipath, MultipathNode};
+use super::{Config, Multipath, MultipathNode};
 use crate::Layer;
-use block::{Abilities, Fact, LimitsError, Profile, QueueLimits, Sectors};
+use crate::target::{Area, Devices, Kind, MessageError, Names, Place, Status, Target, TargetError, stack};
+use block::{Fact, LimitsError, Profile, Sectors};
 use queue::{Node, NodeId, Ring};
 use std::sync::Arc;
 
+pub(crate) fn kind<R: Ring>() -> Kind<R> {
+    Kind { singleton: true, immutable: true, ..Kind::new("multipath", [1, 15, 0], make) }
+}
+
 /// Multipath over one child for each path, in order over all groups.
 #[derive(Clone)]
-pub struct MultipathLayer(pub Arc<Multipath>);
+pub struct MultipathLayer {
+    /// Which paths work, and which group is in use.
+    pub shared: Arc<Multipath>,
+    /// How long the device is; each path is at least so long.
+    pub len: Sectors,
+}
+
+fn make<R: Ring>(
+    place: Place,
+    words: &[&str],
+    devices: &mut dyn Devices,
+) -> Result<Arc<dyn Target<R>>, TargetError> {
+    let config = Config::parse(words)?;
+    for path in config.groups.iter().flat_map(|group| &group.paths) {
+        let opened = devices.open_later(&path.device, place.len);
+        opened.map_err(|why| TargetError::lookup("error getting device", why))?;
+    }
+    Ok(Arc::new(MultipathLayer { shared: Multipath::new(config), len: place.len }))
+}
+
+impl MultipathLayer {
+    /// All paths start at the same sector of the same disk.
+    fn whole(&self) -> Vec<Area> {
+        let paths = 0..self.shared.config().path_count();
+        paths.map(|device| Area { device, start: Sectors(0), len: self.len }).collect()
+    }
+}
 
 impl<R: Ring> Layer<R> for MultipathLayer {
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
-        let mut limits = QueueLimits::stacking();
-        let mut whole = below[0].clone();
-        for path in below {
-            // All paths start at the same sector of the same disk.
-            let _ = limits.stack(&path.limits, Sectors(0));
-            whole.size = whole.size.min(path.size);
-            whole.read_only |= path.read_only;
-            whole.abilities = both(whole.abilities, path.abilities);
-            whole.bytewise &= path.bytewise;
-            whole.lends &= path.lends;
-            whole.in_place &= path.in_place;
-            whole.sparse &= path.sparse;
-            whole.opaque &= path.opaque;
-        }
-        limits.validate()?;
-        Ok(Profile { limits, ..whole })
+        let mut whole = stack(self.len, &self.whole(), below)?;
+        whole.in_place = below.iter().all(|path| path.in_place);
+        whole.sparse = !below.is_empty() && below.iter().all(|path| path.sparse);
+        Ok(whole)
     }
 
     fn looks_at_data(&self) -> bool {
@@ -35,23 +54,41 @@ impl<R: Ring> Layer<R> for MultipathLayer {
     }
 
     fn node(&self, _: &Profile, below: &[NodeId]) -> Box<dyn Node<R>> {
-        Box::new(MultipathNode::new(self.0.clone(), below))
+        Box::new(MultipathNode::new(self.shared.clone(), below))
     }
 
     fn describe(&self) -> Vec<Fact> {
-        let paths = self.0.config().path_count();
-        vec![("multipath", format!("{} of {paths} paths work", self.0.valid()))]
+        let paths = self.shared.config().path_count();
+        vec![("multipath", format!("{} of {paths} paths work", self.shared.valid()))]
     }
 }
 
-/// What can be counted on whichever path is taken.
-fn both(a: Abilities, b: Abilities) -> Abilities {
-    Abilities {
-        flush: a.flush && b.flush,
-        fua: a.fua && b.fua,
-        discard: a.discard && b.discard,
-        write_zeroes: a.write_zeroes && b.write_zeroes,
-        fast_zero: a.fast_zero && b.fast_zero,
-        rotational: a.rotational || b.rotational,
+impl<R: Ring> Target<R> for MultipathLayer {
+    fn areas(&self) -> Vec<Area> {
+        self.whole()
+    }
+
+    fn status(&self, what: Status, names: &Names) -> String {
+        let name = |path| names.shown(path).to_owned();
+        match what {
+            Status::Info => self.shared.status(name),
+            Status::Table => self.shared.table(name),
+        }
+    }
+
+    fn message(&self, words: &[&str], names: &Names) -> Result<Option<String>, MessageError> {
+        self.shared.message(words, |word| names.find(word)).map(|()| None)
+    }
+
+    fn events(&self) -> u32 {
+        self.shared.events()
+    }
+
+    fn presuspend(&self, noflush: bool) {
+        self.shared.presuspend(noflush);
+    }
+
+    fn resume(&self) {
+        self.shared.resume();
     }
 }

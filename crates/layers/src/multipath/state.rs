@@ -11,6 +11,7 @@
 
 use super::config::Config;
 use super::select::Report;
+use crate::target::MessageError;
 use queue::Nanos;
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -19,17 +20,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// No group.
 const NONE: u32 = u32::MAX;
-
-/// Why a message was not heeded: the errno that the kernel answers with.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum MessageError {
-    /// It is not one that the target knows, or names what it does not have.
-    #[error("Invalid argument")]
-    Invalid,
-    /// The device is suspended.
-    #[error("Device or resource busy")]
-    Busy,
-}
 
 /// A path, on a line of the cache that only its own changes touch.
 #[repr(align(64))]

@@ -1,7 +1,7 @@
 //! `io-affinity`: CPUs and the paths that they were given.
 
 use super::PathArgs;
-use crate::multipath::config::{ConfigError, Words};
+use crate::target::{TargetError, Words};
 use std::fmt;
 use std::str::FromStr;
 
@@ -55,13 +55,13 @@ impl fmt::Display for CpuMask {
 }
 
 /// What is told of a path: exactly its CPUs.
-pub(super) fn parse(mut args: Words<'_>) -> Result<PathArgs, ConfigError> {
-    let (Some(mask), None) = (args.next(), args.next()) else {
-        return Err(ConfigError("io-affinity ps: invalid number of arguments"));
+pub(super) fn parse(mut args: Words<'_>) -> Result<PathArgs, TargetError> {
+    let (Some(mask), None) = (args.take_next(), args.take_next()) else {
+        return Err(TargetError::new("io-affinity ps: invalid number of arguments"));
     };
-    let mask: CpuMask = mask.parse().map_err(|_| ConfigError("io-affinity ps: invalid cpumask"))?;
+    let mask: CpuMask = mask.parse().map_err(|_| TargetError::new("io-affinity ps: invalid cpumask"))?;
     if mask.words.is_empty() {
-        return Err(ConfigError("io-affinity ps: No new/valid CPU mapping found"));
+        return Err(TargetError::new("io-affinity ps: No new/valid CPU mapping found"));
     }
     Ok(PathArgs::Cpus(mask))
 }

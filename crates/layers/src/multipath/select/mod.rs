@@ -8,7 +8,7 @@ mod affinity;
 mod historical;
 mod load;
 
-use super::config::{ConfigError, Words, number};
+use crate::target::{TargetError, Words, number};
 use affinity::CpuMask;
 use block::Bytes;
 use historical::Historical;
@@ -84,25 +84,25 @@ impl SelectorArgs {
     }
 
     /// A selector by name, with the arguments that follow. All but one take any and heed none.
-    pub(super) fn parse(name: &str, mut args: Words<'_>) -> Result<SelectorArgs, ConfigError> {
-        let failed = ConfigError("path selector constructor failed");
-        let mut selector = SelectorArgs::named(name).ok_or(ConfigError("unknown path selector type"))?;
+    pub(super) fn parse(name: &str, mut args: Words<'_>) -> Result<SelectorArgs, TargetError> {
+        let failed = || TargetError::new("path selector constructor failed");
+        let mut selector = SelectorArgs::named(name).ok_or(TargetError::new("unknown path selector type"))?;
         if let SelectorArgs::Historical { base_weight, threshold } = &mut selector {
             if args.len() > 2 {
-                return Err(failed);
+                return Err(failed());
             }
-            if let Some(word) = args.next() {
-                *base_weight = number(word).filter(|&weight| weight < FIXED_ONE).ok_or(failed)?;
+            if let Some(word) = args.take_next() {
+                *base_weight = number(word).filter(|&weight| weight < FIXED_ONE).ok_or_else(failed)?;
             }
-            if let Some(word) = args.next() {
-                *threshold = number(word).ok_or(failed)?;
+            if let Some(word) = args.take_next() {
+                *threshold = number(word).ok_or_else(failed)?;
             }
         }
         Ok(selector)
     }
 
     /// What the selector is told of one path.
-    pub(super) fn parse_path(&self, mut args: Words<'_>) -> Result<PathArgs, ConfigError> {
+    pub(super) fn parse_path(&self, mut args: Words<'_>) -> Result<PathArgs, TargetError> {
         let (most, errors) = match self {
             SelectorArgs::RoundRobin => {
                 (1, ["round-robin ps: incorrect number of arguments", "round-robin ps: invalid repeat count"])
@@ -125,19 +125,19 @@ impl SelectorArgs {
             SelectorArgs::Affinity => return affinity::parse(args),
         };
         if args.len() > most {
-            return Err(ConfigError(errors[0]));
+            return Err(TargetError::new(errors[0]));
         }
-        if let Some(word) = args.next() {
-            number(word).ok_or(ConfigError(errors[1]))?;
+        if let Some(word) = args.take_next() {
+            number(word).ok_or(TargetError::new(errors[1]))?;
         }
         Ok(match self {
             SelectorArgs::ServiceTime => {
-                let throughput = match args.next() {
+                let throughput = match args.take_next() {
                     Some(word) => number(word).filter(|&throughput| throughput <= 100),
                     None => Some(1),
                 };
                 let error = "service-time ps: invalid relative_throughput value";
-                PathArgs::Throughput(throughput.ok_or(ConfigError(error))?)
+                PathArgs::Throughput(throughput.ok_or(TargetError::new(error))?)
             }
             SelectorArgs::Historical { .. } => PathArgs::Historical,
             _ => PathArgs::Plain,

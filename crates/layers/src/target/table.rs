@@ -1,0 +1,313 @@
+//! The targets of a table next to each other, as one device: device-mapper's own part.
+//!
+//! A request that lies within one target, and crosses no multiple of its `max_io_len`, goes down as it is, moved to the
+//! target's own sectors. Another is held here while its pieces go down as child requests, as many at once as are spare.
+//! A flush goes to all targets. A table of one target that cuts nothing needs no node of this: who builds the
+//! tree leaves it out.
+//!
+//! *Invariant:* rows lie next to each other without gaps, from 0 on. *Invariant:* while a request is held here, at least
+//! one of its pieces is under way.
+
+use super::{Fan, Place, both};
+use crate::{Layer, Split};
+use block::{Bytes, Cookie, Data, Flags, LimitsError, Op, Profile, QueueLimits, Request, Sectors, Status};
+use queue::{ChildKind, Cx, Event, Node, NodeId, Point, Ring, Verdict};
+
+/// One target, as far as requests are cut for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Row {
+    /// Where it lies.
+    pub place: Place,
+    /// Its [`max_io_len`](super::Target::max_io_len).
+    pub max_io_len: Option<Sectors>,
+}
+
+/// The shared part: a child for each row.
+#[derive(Clone, Debug)]
+pub struct TableLayer {
+    rows: Box<[Row]>,
+}
+
+impl TableLayer {
+    /// With these targets, in the order of their places.
+    ///
+    /// # Panics
+    /// When they leave a gap or overlap: whoever read the table has refused it.
+    pub fn new(rows: Vec<Row>) -> TableLayer {
+        let mut next = Sectors(0);
+        for row in &rows {
+            assert!(row.place.start == next && row.place.len.0 > 0, "targets lie next to each other");
+            next.0 += row.place.len.0;
+        }
+        TableLayer { rows: rows.into() }
+    }
+
+    /// Whether requests reach these rows as they are without it.
+    pub fn is_needless(rows: &[Row]) -> bool {
+        matches!(rows, [Row { max_io_len: None, .. }])
+    }
+}
+
+impl<R: Ring> Layer<R> for TableLayer {
+    fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
+        let mut limits = QueueLimits::stacking();
+        let mut whole = below[0].clone();
+        whole.size = Bytes::ZERO;
+        for target in below {
+            let _ = limits.stack(&target.limits, Sectors(0));
+            whole.size = whole.size + target.size;
+            whole.read_only |= target.read_only;
+            whole.abilities = both(whole.abilities, target.abilities);
+            whole.in_place &= target.in_place;
+            whole.opaque &= target.opaque;
+        }
+        limits.validate()?;
+        // Pieces fill parts of one buffer, which lent memory is not; and no answer about extents crosses targets.
+        Ok(Profile { limits, lends: false, bytewise: false, sparse: false, ..whole })
+    }
+
+    fn spares(&self, depth: u16) -> u16 {
+        Split::children(depth).max(self.rows.len().min(u16::MAX.into()) as u16)
+    }
+
+    fn looks_at_data(&self) -> bool {
+        false
+    }
+
+    fn node(&self, _: &Profile, below: &[NodeId]) -> Box<dyn Node<R>> {
+        Box::new(TableNode::new(&self.rows, below))
+    }
+}
+
+/// A row in bytes.
+#[derive(Clone, Copy)]
+struct Reach {
+    start: u64,
+    end: u64,
+    /// `u64::MAX`: not cut.
+    max_io: u64,
+    child: NodeId,
+}
+
+/// What is left of a request that was cut.
+#[derive(Clone, Copy)]
+struct Rest {
+    /// Where it begins on the device; the request's end when nothing is left.
+    offset: Bytes,
+    /// The memory from there on.
+    data: Data,
+    /// Pieces under way.
+    pieces: u32,
+    /// The first error, else `Ok`.
+    status: Status,
+}
+
+struct TableNode {
+    reaches: Box<[Reach]>,
+    children: Box<[NodeId]>,
+    /// By tag: where the target begins to which a request went whole.
+    moved: Box<[u64]>,
+    rests: Box<[Rest]>,
+    flushes: Fan,
+}
+
+impl TableNode {
+    fn new(rows: &[Row], children: &[NodeId]) -> TableNode {
+        let reach = |(row, &child): (&Row, &NodeId)| {
+            let start = row.place.start.bytes().0;
+            let max_io = row.max_io_len.map_or(u64::MAX, |len| len.bytes().0);
+            Reach { start, end: start + row.place.len.bytes().0, max_io, child }
+        };
+        TableNode {
+            reaches: rows.iter().zip(children).map(reach).collect(),
+            children: children.into(),
+            moved: Box::default(),
+            rests: Box::default(),
+            flushes: Fan::default(),
+        }
+    }
+
+    /// The target at an offset, and how many bytes may go to it from there in one request.
+    #[inline]
+    fn at(&self, offset: u64) -> (Reach, u64) {
+        let row = self.reaches.partition_point(|reach| reach.end <= offset);
+        let reach = self.reaches[row];
+        let to_cut = if reach.max_io == u64::MAX {
+            u64::MAX
+        } else {
+            reach.max_io - (offset - reach.start) % reach.max_io
+        };
+        (reach, to_cut.min(reach.end - offset))
+    }
+
+    #[inline(never)]
+    fn cut<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
+        if matches!(req.op, Op::Extents) {
+            return Verdict::Up(Status::NotSupported);
+        }
+        if req.flags.has(Flags::NOWAIT) {
+            return Verdict::Up(Status::Again);
+        }
+        let rest = Rest { offset: req.offset, data: req.data, pieces: 0, status: Status::Ok };
+        self.rests[io.tag.index()] = rest;
+        self.start_pieces(io, req, cx);
+        if self.rests[io.tag.index()].pieces == 0 { Verdict::Busy } else { Verdict::Held }
+    }
+
+    fn start_pieces<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) {
+        let mut rest = self.rests[io.tag.index()];
+        while rest.offset < req.end() && cx.spare_children() > 0 {
+            let (reach, most) = self.at(rest.offset.0);
+            let left = req.end() - rest.offset;
+            let len = Bytes(left.0.min(most));
+            // A piece fills a part of the request's own memory.
+            let flags = req.flags.without(Flags::MAY_LEND);
+            let mut piece = Request { offset: rest.offset, len, data: rest.data, op: req.op, flags };
+            if len < left {
+                if req.op.moves_data() {
+                    rest.data = cx.advance(piece.data, len.0);
+                }
+                cx.probe(|| Point::new(io.tag, &piece, Event::Split { rest: piece.end() }));
+            }
+            if let (true, Data::One(segment)) = (req.op.moves_data(), piece.data) {
+                piece.data = Data::One(segment.slice(0, len.0 as u32));
+            }
+            rest.offset = piece.end();
+            rest.pieces += 1;
+            piece.offset = Bytes(piece.offset.0 - reach.start);
+            let spawned = cx.spawn(io, reach.child, ChildKind::Piece, piece);
+            debug_assert!(spawned.is_ok(), "a spare child was seen");
+        }
+        self.rests[io.tag.index()] = rest;
+    }
+}
+
+impl<R: Ring> Node<R> for TableNode {
+    fn attach(&mut self, _: NodeId, tags: usize) {
+        let none = Rest { offset: Bytes::ZERO, data: Data::NONE, pieces: 0, status: Status::Ok };
+        self.moved = vec![0; tags].into();
+        self.rests = vec![none; tags].into();
+        self.flushes.attach(tags);
+    }
+
+    #[inline]
+    fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
+        if req.op == Op::Flush {
+            let flush = *req;
+            return self.flushes.start(io, &self.children, cx, |_| flush);
+        }
+        if req.op.is_zoned() {
+            return Verdict::Up(Status::NotSupported);
+        }
+        let (reach, most) = self.at(req.offset.0);
+        if req.len.0 > most {
+            return self.cut(io, req, cx);
+        }
+        self.moved[io.tag.index()] = reach.start;
+        req.offset = Bytes(req.offset.0 - reach.start);
+        Verdict::Down(reach.child)
+    }
+
+    #[inline]
+    fn end_io(&mut self, io: Cookie, req: &mut Request, status: Status, _: &mut Cx<'_, R>) -> Verdict {
+        req.offset = Bytes(req.offset.0 + self.moved[io.tag.index()]);
+        Verdict::Up(status)
+    }
+
+    fn child_end(
+        &mut self,
+        io: Cookie,
+        req: &mut Request,
+        _: &Request,
+        status: Status,
+        cx: &mut Cx<'_, R>,
+    ) -> Verdict {
+        if req.op == Op::Flush {
+            return self.flushes.end(io, status);
+        }
+        let rest = &mut self.rests[io.tag.index()];
+        rest.pieces -= 1;
+        if rest.status.is_ok() {
+            rest.status = status;
+        }
+        if rest.status.is_ok() && rest.offset < req.end() {
+            self.start_pieces(io, req, cx);
+        }
+        let rest = &self.rests[io.tag.index()];
+        if rest.pieces == 0 { Verdict::Up(rest.status) } else { Verdict::Held }
+    }
+
+    /// Nothing of ours is with the ring: the pieces are as old as the request and are asked themselves.
+    fn cancel(&mut self, _: Cookie, _: &mut Cx<'_, R>) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Bench;
+    use block::{Region, Segment};
+
+    const MEMORY: Segment = Segment { offset: 0, len: 1 << 20, region: Region(0) };
+
+    /// Sectors 0 to 8, 8 to 24 cut every 4, and the rest up to 32, all on one recorder.
+    fn bench() -> Bench {
+        let row = |start, len, cut: Option<u64>| Row {
+            place: Place { start: Sectors(start), len: Sectors(len) },
+            max_io_len: cut.map(Sectors),
+        };
+        let rows = [row(0, 8, None), row(8, 16, Some(4)), row(24, 8, None)];
+        Bench::new(16, |child| TableNode::new(&rows, &[child; 3]))
+    }
+
+    fn run(op: Op, sector: u64, sectors: u64) -> (Status, Vec<(u64, u64)>) {
+        let req = Request::new(op, Sectors(sector).bytes(), Sectors(sectors).bytes());
+        let memory = if op.moves_data() { vec![MEMORY] } else { vec![] };
+        let (status, seen) = bench().run(req, &memory);
+        (status, seen.iter().map(|(req, _)| (req.offset.sectors().0, req.len.sectors().0)).collect())
+    }
+
+    #[test]
+    fn a_request_within_a_target_is_moved_to_its_own_sectors() {
+        assert_eq!(run(Op::Read, 2, 6), (Status::Ok, vec![(2, 6)]));
+        assert_eq!(run(Op::Write, 12, 4), (Status::Ok, vec![(4, 4)]));
+        assert_eq!(run(Op::Read, 24, 8), (Status::Ok, vec![(0, 8)]));
+    }
+
+    #[test]
+    fn requests_are_cut_at_the_ends_of_targets_and_at_their_multiples() {
+        let whole = vec![(0, 8), (0, 4), (4, 4), (8, 4), (12, 4), (0, 8)];
+        assert_eq!(run(Op::Write, 0, 32), (Status::Ok, whole));
+        assert_eq!(run(Op::Discard, 10, 4), (Status::Ok, vec![(2, 2), (4, 2)]));
+    }
+
+    #[test]
+    fn pieces_name_the_memory_that_is_theirs() {
+        let (_, seen) =
+            bench().run(Request::new(Op::Read, Sectors(6).bytes(), Sectors(4).bytes()), &[MEMORY]);
+        let memory: Vec<_> = seen.iter().map(|(_, memory)| (memory[0].offset, memory[0].len)).collect();
+        assert_eq!(memory, [(0, 1024), (1024, 1024)]);
+    }
+
+    #[test]
+    fn a_flush_goes_to_all_targets() {
+        let (status, seen) = bench().run(Request::flush(), &[]);
+        assert_eq!((status, seen.len()), (Status::Ok, 3));
+    }
+
+    #[test]
+    fn the_first_error_of_a_piece_is_the_requests() {
+        let mut bench = bench();
+        bench.log.borrow_mut().answers = [Status::Ok, Status::Medium, Status::IoError].into();
+        let req = Request::new(Op::Write, Sectors(0).bytes(), Sectors(32).bytes());
+        assert_eq!(bench.run(req, &[MEMORY]).0, Status::Medium);
+    }
+
+    #[test]
+    fn more_pieces_than_spare_children_go_one_after_the_other() {
+        let row = Row { place: Place { start: Sectors(0), len: Sectors(64) }, max_io_len: Some(Sectors(1)) };
+        let mut bench = Bench::new(3, |child| TableNode::new(&[row], &[child]));
+        let req = Request::new(Op::Write, Sectors(0).bytes(), Sectors(64).bytes());
+        let (status, seen) = bench.run(req, &[MEMORY]);
+        assert_eq!((status, seen.len()), (Status::Ok, 64));
+    }
+}
