@@ -11,7 +11,7 @@
 use super::{Fan, Place, both};
 use crate::{Layer, Split};
 use block::{Bytes, Cookie, Data, Flags, LimitsError, Op, Profile, QueueLimits, Request, Sectors, Status};
-use queue::{ChildKind, Cx, Event, Node, NodeId, Point, Ring, Verdict};
+use queue::{ChildKind, Cx, Event, Node, NodeId, Ring, Verdict};
 
 /// One target, as far as requests are cut for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -167,7 +167,7 @@ impl TableNode {
                 if req.op.moves_data() {
                     rest.data = cx.advance(piece.data, len.0);
                 }
-                cx.probe(|| Point::new(io.tag, &piece, Event::Split { rest: piece.end() }));
+                cx.probe(io.tag, &piece, Event::Split { rest: piece.end() });
             }
             if let (true, Data::One(segment)) = (req.op.moves_data(), piece.data) {
                 piece.data = Data::One(segment.slice(0, len.0 as u32));
