@@ -25,8 +25,29 @@ pub(crate) fn add(args: &ServeArgs) -> Result<ExitCode, Failure> {
     let name = topology.devices[0].name.to_string();
     let fail = |why: std::io::Error| Failure::new("add", &name, why);
     // Behind the program's name and `add`.
-    let started = start(std::env::args_os().skip(2)).map_err(fail)?;
-    tell("add", &name, started)
+    let words = std::env::args_os().skip(2);
+    let started = match plan::given_table(&topology) {
+        // Stdin is read once, and a file may be another by the time that the device is recovered.
+        Some(text) => start(with_table(words, &text)),
+        None => start(words),
+    };
+    tell("add", &name, started.map_err(fail)?)
+}
+
+/// The same words with the table's text in place of the file that it is in.
+fn with_table(words: impl Iterator<Item = OsString>, text: &str) -> Vec<OsString> {
+    let mut out = Vec::new();
+    let mut words = words.peekable();
+    while let Some(word) = words.next() {
+        if word == "--table" {
+            drop(words.next());
+        } else if !word.as_encoded_bytes().starts_with(b"--table=") {
+            out.push(word);
+            continue;
+        }
+        out.push(format!("--table-text={text}").into());
+    }
+    out
 }
 
 /// Say what became of a process that was started.

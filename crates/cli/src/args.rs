@@ -46,6 +46,12 @@ pub(crate) enum Command {
     Suspend(SuspendArgs),
     /// Carry out what a suspended device held back, and go on
     Resume(ResumeArgs),
+    /// Show the table of a device, or load another one for the next resume
+    Table(TableArgs),
+    /// Show how the targets of a device's table are
+    Status(StatusArgs),
+    /// Tell a target of a device's table something
+    Message(MessageArgs),
     /// Report I/O statistics, in iostat's columns
     Stat(StatArgs),
     /// Record what happens to a device's requests, as blktrace does
@@ -110,6 +116,13 @@ Stacks:
   the next one; requests wait for that as long as reconnect says (30s; 0: they fail at once) and then fail,
   until the server is back.
 
+Tables (--table FILE, or table = \"...\" in a topology):
+  START LENGTH KIND ARGUMENTS...   a line for each target, in sectors, as for dmsetup; blockyard dmsetup targets
+                                   lists the kinds. A device in a line is a stack as above, a device of this
+                                   process by its name, MAJOR:MINOR, or a path. The same words mean the same
+                                   opened device. A multipath's nbd: path may be away; what it does not answer
+                                   goes to another path at once, unless it has reconnect=TIME.
+
 Layers:
   split,LIMIT=VALUE[,...]          cuts requests to queue limits, under the kernel's names
   part,N|LABEL=NAME|PARTUUID=UUID  one partition, GPT or MBR, of what stands below
@@ -148,7 +161,14 @@ Exports:
 #[command(after_help = STACKS)]
 pub(crate) struct ServeArgs {
     /// What holds the device's blocks: kind:what[,key=value...]
-    pub(crate) stack: String,
+    #[arg(required_unless_present_any = ["table", "table_text"])]
+    pub(crate) stack: Option<String>,
+    /// A file of device-mapper's lines, START LENGTH KIND ARGUMENTS..., in place of a stack; - is stdin
+    #[arg(long, value_name = "FILE", conflicts_with = "stack")]
+    pub(crate) table: Option<PathBuf>,
+    /// The text of such a file, as `add` hands it on
+    #[arg(long, hide = true, conflicts_with_all = ["stack", "table"])]
+    pub(crate) table_text: Option<String>,
     /// The device's name [default: derived from the stack]
     #[arg(long)]
     pub(crate) name: Option<String>,
@@ -223,20 +243,14 @@ pub(crate) struct Absent {
     iscsi: Option<String>,
     #[arg(long, hide = true, value_name = "PATH")]
     vhost_user: Option<String>,
-    #[arg(long, hide = true, value_name = "FILE")]
-    table: Option<String>,
 }
 
 impl Absent {
     /// The first of them that was asked for.
     pub(crate) fn wanted(&self) -> Option<&'static str> {
-        [
-            (self.iscsi.is_some(), "--iscsi"),
-            (self.vhost_user.is_some(), "--vhost-user"),
-            (self.table.is_some(), "--table"),
-        ]
-        .into_iter()
-        .find_map(|(wanted, name)| wanted.then_some(name))
+        [(self.iscsi.is_some(), "--iscsi"), (self.vhost_user.is_some(), "--vhost-user")]
+            .into_iter()
+            .find_map(|(wanted, name)| wanted.then_some(name))
     }
 }
 
@@ -363,6 +377,42 @@ pub(crate) struct SuspendArgs {
     /// Neither wait for requests that are under way nor flush
     #[arg(long)]
     pub(crate) noflush: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+A table that was loaded waits until the device is resumed: requests that are under way end first, those that
+come meanwhile are carried out by the new table. Lines and answers are device-mapper's.")]
+pub(crate) struct TableArgs {
+    /// The device
+    pub(crate) name: String,
+    /// Load the table in this file; - is stdin
+    #[arg(long, value_name = "FILE")]
+    pub(crate) load: Option<PathBuf>,
+    /// Show the one that is loaded
+    #[arg(long, conflicts_with = "load")]
+    pub(crate) inactive: bool,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct StatusArgs {
+    /// The device
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct MessageArgs {
+    /// The device
+    pub(crate) name: String,
+    /// A sector of the target that is meant
+    pub(crate) sector: u64,
+    /// The message
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) words: Vec<String>,
 }
 
 #[derive(Args, Debug)]

@@ -30,6 +30,7 @@ mod serving;
 mod signals;
 mod stat;
 mod supervise;
+mod table;
 mod trace;
 
 use args::{Cli, Command};
@@ -67,6 +68,9 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Set(args) => change::set(&args),
         Command::Suspend(args) => change::suspend(&args),
         Command::Resume(args) => change::resume(&args),
+        Command::Table(args) => table::table(&args),
+        Command::Status(args) => table::status(&args),
+        Command::Message(args) => table::message(&args),
         Command::Stat(args) => stat::stat(&args),
         Command::Trace(args) => trace::trace(&args),
         Command::Losetup(args) => Ok(losetup::losetup(&args.words)),

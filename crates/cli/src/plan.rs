@@ -2,7 +2,9 @@
 
 use crate::args::ServeArgs;
 use crate::failure::Failure;
-use engine::spec::{DeviceName, FuseSpec, LayerSpec, NbdAddress, StackSpec, TlsSpec, UblkSpec, check_limits};
+use engine::spec::{
+    DeviceName, FuseSpec, LayerSpec, NbdAddress, StackSpec, TableSpec, TlsSpec, UblkSpec, check_limits,
+};
 use engine::topology::{DeviceSpec, ExportKind, ExportSpec, NbdOptions, Topology};
 use std::fmt::Display;
 use std::path::Path;
@@ -16,7 +18,11 @@ pub(crate) fn topology(what: &str, args: &ServeArgs) -> Result<Topology, Failure
         return Err(Failure::usage(what, absent, THERE_IS));
     }
     let here = std::env::current_dir().map_err(|why| Failure::new(what, "the current directory", why))?;
-    let stack = parsed::<StackSpec>(what, &args.stack)?.rooted(&here);
+    let stack = match (&args.stack, table_text(what, args)?) {
+        (Some(stack), _) => parsed::<StackSpec>(what, stack)?,
+        (None, text) => table(what, &text.unwrap_or_default())?,
+    }
+    .rooted(&here);
     let name: DeviceName = match &args.name {
         Some(name) => parsed(what, name)?,
         None => stack.derived_name(),
@@ -89,6 +95,37 @@ fn exports(
         exports.push(export(ExportKind::Default(options)));
     }
     Ok(exports)
+}
+
+/// The text of the table that was asked for.
+pub(crate) fn table_text(what: &str, args: &ServeArgs) -> Result<Option<String>, Failure> {
+    match (&args.table, &args.table_text) {
+        (Some(file), _) => read_table(what, file).map(Some),
+        (None, text) => Ok(text.clone()),
+    }
+}
+
+/// The table of the one device of a command line, as lines.
+pub(crate) fn given_table(topology: &Topology) -> Option<String> {
+    let Some(DeviceSpec { stack: StackSpec::Table(spec), .. }) = topology.devices.first() else {
+        return None;
+    };
+    Some(spec.text())
+}
+
+/// A table's file, or stdin.
+pub(crate) fn read_table(what: &str, file: &Path) -> Result<String, Failure> {
+    let text = if file == Path::new("-") {
+        std::io::read_to_string(std::io::stdin().lock())
+    } else {
+        std::fs::read_to_string(file)
+    };
+    text.map_err(|why| Failure::new(what, file.display(), format!("{why} (is the path right?)")))
+}
+
+fn table(what: &str, text: &str) -> Result<StackSpec, Failure> {
+    let spec: TableSpec = text.parse().map_err(|why| Failure::usage(what, "the table", why))?;
+    Ok(StackSpec::Table(spec))
 }
 
 fn parsed<T: FromStr<Err: Display>>(what: &str, text: &str) -> Result<T, Failure> {

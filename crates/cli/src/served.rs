@@ -8,6 +8,7 @@ use engine::cycle;
 use engine::host::Host;
 use engine::rundir::{NameClaim, RunDir};
 use engine::spec::DeviceName;
+use engine::tables::{TableAnswer, TableCall};
 use engine::trace::TraceOptions;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -94,6 +95,14 @@ impl Yard for Served {
 
     fn trace(self: Arc<Self>, name: &str, options: TraceOptions) -> Result<Receiver<Vec<u8>>, ControlError> {
         self.host.start_trace(name, options)
+    }
+
+    fn table<'a>(
+        &'a self,
+        name: &'a str,
+        call: TableCall,
+    ) -> BoxFuture<'a, Result<TableAnswer, ControlError>> {
+        Yard::table(&*self.host, name, call)
     }
 
     fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), ControlError>> {

@@ -228,7 +228,7 @@ impl Serving {
         control: &ControlSocket,
         claims: &[(DeviceName, NameClaim)],
     ) -> Result<String, Failure> {
-        for device in &topology.devices {
+        for device in topology.in_order() {
             host.add_device(&device.config()).map_err(|why| self.failure(&device.name, why))?;
         }
         let mut ready = String::new();

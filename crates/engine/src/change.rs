@@ -12,6 +12,7 @@ use crate::device::{Device, DeviceError, Form};
 use crate::host::{Host, HostError};
 use crate::reactor::Step;
 use crate::spec::{Bytes, Direct, LayerSpec, StackSpec};
+use crate::tables;
 use crate::trace::{TraceChange, TraceError};
 use crate::tree::{Remake, SizeOf, Tables, Tree};
 use backends::Backend;
@@ -125,6 +126,12 @@ impl Host {
         if !self.device(name).is_some_and(|now| Arc::ptr_eq(&now, &device)) {
             return Err(HostError::NoDevice);
         }
+        // What stands on it changes with it, and by nobody else meanwhile.
+        let tower = self.tower(&device);
+        let mut turns = Vec::new();
+        for user in tower.iter().filter(|user| !Arc::ptr_eq(user, &device)) {
+            turns.push(user.turn.lock().await);
+        }
         if !matches!(change, Change::Resize { .. } | Change::Resume | Change::Trace(_))
             && self.is_passed_by(&device)
         {
@@ -154,10 +161,7 @@ impl Host {
             Change::Suspend { flush } => self.suspend(&device, flush).await,
             Change::Trace(change) => Ok(Host::change_trace(&device, &change).map_err(ChangeError::from)?),
             Change::Leave => self.leave_device(name).await,
-            Change::Resume => {
-                self.resume(&device);
-                Ok(())
-            }
+            Change::Resume => self.resume_with_loaded(&device).await,
         }
     }
 
@@ -206,14 +210,47 @@ impl Host {
 
     /// Carry out what a suspension held back.
     pub(crate) fn resume(&self, device: &Arc<Device>) {
+        tables::resume(&device.form());
         device.set_suspended(false);
-        self.settle(device, true);
+        self.settle(&self.tower(device), true);
+    }
+
+    /// The same, with the table that was loaded if there is one.
+    async fn resume_with_loaded(&self, device: &Arc<Device>) -> Result<(), HostError> {
+        let Some(next) = self.take_loaded(device) else {
+            self.resume(device);
+            return Ok(());
+        };
+        let (before, size) = (device.form(), next.tree.profile().size);
+        if size < device.size() {
+            // Nobody may know of blocks that are not there any more.
+            self.tell_size(device, size).await?;
+        }
+        // What waits for a path is carried out by the table that comes.
+        tables::presuspend(&before, true);
+        let was_suspended = device.is_suspended();
+        let given = next.clone();
+        let exchanged = self.exchange(device, move || Ok(Ok(given))).await;
+        if exchanged.is_ok() {
+            tables::retire(device, &before);
+            tables::resume(&next);
+            device.set_suspended(false);
+        } else {
+            self.put_back(device, next);
+            if !was_suspended {
+                tables::resume(&before);
+            }
+        }
+        self.let_go(device, exchanged.is_ok());
+        exchanged?;
+        if size > before.tree.profile().size { self.tell_size(device, size).await } else { Ok(()) }
     }
 
     async fn suspend(&self, device: &Arc<Device>, flush: bool) -> Result<(), HostError> {
         let was = device.is_suspended();
         device.set_suspended(true);
-        let drained = self.freeze(device);
+        tables::presuspend(&device.form(), !flush);
+        let drained = self.freeze(&self.tower(device));
         if !flush {
             return Ok(());
         }
@@ -233,34 +270,54 @@ impl Host {
     /// Freeze, drain, swap, thaw.
     async fn remake(&self, device: &Arc<Device>, remake: Remake) -> Result<(), HostError> {
         let before = device.form();
-        if before.tree.files().is_empty() {
+        // What a table's targets made of their devices stays as it was made.
+        if before.tree.files().is_empty() || before.table.is_some() {
             return Err(ChangeError::NoFile(before.stack.to_string()).into());
         }
-        device.set_changing(true);
-        let result = self.remake_frozen(device, &before, remake).await;
+        let form = before.clone();
+        let result = self.exchange(device, move || Ok(remade(&form, &remake)?.map(Arc::new))).await;
         if result.is_err() {
             // What shares the open files may have switched them.
             for file in before.tree.files() {
                 let _ = file.reinstate();
             }
-            device.set_form(before);
         }
-        device.set_changing(false);
-        self.settle(device, result.is_ok());
+        self.let_go(device, result.is_ok());
         result
     }
 
-    async fn remake_frozen(
+    /// Freeze and drain the device and all that stand on it, and have them swap what they are: the device for what `make`
+    /// makes meanwhile. [`let_go`](Host::let_go) has to follow. After an error all of them are what they were.
+    async fn exchange(
         &self,
         device: &Arc<Device>,
-        before: &Arc<Form>,
-        remake: Remake,
+        make: impl FnOnce() -> Result<Result<Arc<Form>, ChangeError>, DeviceError> + Send + 'static,
     ) -> Result<(), HostError> {
-        self.freeze(device).wait().await?;
-        let form = before.clone();
-        let form = off_the_runtime(move || remade(&form, &remake)).await??;
-        device.set_form(Arc::new(form));
-        let answers = self.step_all(device, Step::Swap);
+        let tower = self.tower(device);
+        tower.iter().for_each(|device| device.set_changing(true));
+        let before: Vec<Arc<Form>> = tower.iter().map(|device| device.form()).collect();
+        let result = self.exchange_frozen(&tower, make).await;
+        if result.is_err() {
+            tower.iter().zip(before).for_each(|(device, form)| device.set_form(form));
+        }
+        result
+    }
+
+    async fn exchange_frozen(
+        &self,
+        tower: &[Arc<Device>],
+        make: impl FnOnce() -> Result<Result<Arc<Form>, ChangeError>, DeviceError> + Send + 'static,
+    ) -> Result<(), HostError> {
+        self.freeze(tower).wait().await?;
+        let form = off_the_runtime(make).await??;
+        let (device, above) = tower.split_first().ok_or(HostError::NoDevice)?;
+        device.set_form(form);
+        for user in above {
+            let Form { stack, layers, tree, table } = &*user.form();
+            let (stack, layers, table) = (stack.clone(), layers.clone(), table.clone());
+            user.set_form(Arc::new(Form { stack, layers, tree: tree.rebased()?, table }));
+        }
+        let answers = self.step_all(tower, Step::Swap);
         let mut result = Ok(());
         for answer in answers {
             // A reactor that is gone has no queue of it.
@@ -269,27 +326,59 @@ impl Host {
         Ok(result?)
     }
 
-    fn freeze(&self, device: &Arc<Device>) -> Drained {
-        Drained(self.step_all(device, Step::Freeze))
+    /// An exchange is over.
+    fn let_go(&self, device: &Arc<Device>, keep: bool) {
+        let tower = self.tower(device);
+        tower.iter().for_each(|device| device.set_changing(false));
+        self.settle(&tower, keep);
     }
 
-    fn settle(&self, device: &Arc<Device>, keep: bool) {
-        for reactor in self.reactors() {
-            reactor.step(device.clone(), Step::Settle { keep });
+    /// A device and all that stand on it, each behind those that it stands on.
+    fn tower(&self, device: &Arc<Device>) -> Vec<Arc<Device>> {
+        let mut tower = self.devices();
+        tower.retain(|other| Arc::ptr_eq(other, device) || other.form().tree.stands_on(device));
+        let below: Vec<usize> = tower
+            .iter()
+            .map(|upper| tower.iter().filter(|lower| upper.form().tree.stands_on(lower)).count())
+            .collect();
+        let mut numbered: Vec<_> = below.into_iter().zip(tower).collect();
+        numbered.sort_by_key(|(below, _)| *below);
+        let mut tower: Vec<_> = numbered.into_iter().map(|(_, device)| device).collect();
+        if tower.is_empty() {
+            // It is being removed.
+            tower.push(device.clone());
+        }
+        tower
+    }
+
+    fn freeze(&self, tower: &[Arc<Device>]) -> Drained {
+        Drained(self.step_all(tower, Step::Freeze))
+    }
+
+    fn settle(&self, tower: &[Arc<Device>], keep: bool) {
+        for device in tower {
+            for reactor in self.reactors() {
+                reactor.step(device.clone(), Step::Settle { keep });
+            }
         }
     }
 
     fn step_all<T>(
         &self,
-        device: &Arc<Device>,
+        tower: &[Arc<Device>],
         step: impl Fn(oneshot::Sender<T>) -> Step,
     ) -> Vec<oneshot::Receiver<T>> {
-        let ask = |reactor: &crate::reactor::Reactor| {
+        let ask = |(device, reactor): (&Arc<Device>, &crate::reactor::Reactor)| {
             let (done, is_done) = oneshot::channel();
             reactor.step(device.clone(), step(done));
             is_done
         };
-        self.reactors().iter().map(ask).collect()
+        let reactors = self.reactors();
+        tower
+            .iter()
+            .flat_map(|device| reactors.iter().map(move |reactor| (device, reactor)))
+            .map(ask)
+            .collect()
     }
 }
 
@@ -309,7 +398,7 @@ impl Drained {
 }
 
 /// Run what may wait for a disk beside the control plane.
-async fn off_the_runtime<T: Send + 'static>(
+pub(crate) async fn off_the_runtime<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, DeviceError> + Send + 'static,
 ) -> Result<T, HostError> {
     match tokio::task::spawn_blocking(work).await {
@@ -320,6 +409,9 @@ async fn off_the_runtime<T: Send + 'static>(
 
 /// Whether it can have another size at all.
 fn check_size(form: &Form, size: Option<Bytes>) -> Result<(), ChangeError> {
+    if form.table.is_some() {
+        return Err(ChangeError::KeepsSize(form.stack.to_string()));
+    }
     match (form.tree.size_of(), size) {
         (SizeOf::File, _) | (SizeOf::Partition, None) => Ok(()),
         (SizeOf::Partition, Some(_)) => Err(ChangeError::Partition),
@@ -353,7 +445,7 @@ fn remade(form: &Form, remake: &Remake) -> Result<Result<Form, ChangeError>, Dev
     for (spec, now) in overlays.zip(files) {
         spec.direct = spec_direct(now.direct);
     }
-    Ok(Ok(Form { stack, layers, tree }))
+    Ok(Ok(Form { stack, layers, tree, table: form.table.clone() }))
 }
 
 fn spec_direct(direct: backends::Direct) -> Direct {

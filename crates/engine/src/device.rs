@@ -7,9 +7,11 @@ use crate::dial::DialError;
 use crate::reactor::Nudge;
 use crate::spec::{DeviceName, Format, LayerSpec, StackSpec};
 use crate::trace::Session;
+pub use crate::tree::TableError;
 use crate::tree::{self, Tree};
 pub use crate::tree::{CowError, PartError};
 pub(crate) use crate::tree::{Held, Mounted};
+use crate::tree::{Loaded, Surroundings};
 use backends::{CompletionError, Fact, Features, NullError, OpenError, RamError};
 use block::{Bytes, LimitsError, ParseLimitsError, Profile, QueueLimits};
 use images::ImageError;
@@ -83,6 +85,9 @@ pub enum DeviceError {
     /// The overlay.
     #[error(transparent)]
     Cow(#[from] CowError),
+    /// The table.
+    #[error(transparent)]
+    Table(#[from] TableError),
     /// More layers than a request's path holds.
     #[error("{0} layers and a backend are more than the {DEPTH_MAX} that fit (leave some out)")]
     TooDeep(usize),
@@ -112,6 +117,17 @@ pub(crate) struct Form {
     pub(crate) layers: Vec<LayerSpec>,
     /// What serves it.
     pub(crate) tree: Tree,
+    /// The targets, if it is made from a table.
+    pub(crate) table: Option<Arc<Loaded>>,
+}
+
+/// What a device has besides the table in use.
+#[derive(Default)]
+pub(crate) struct Slot {
+    /// The table that the next resume puts to use.
+    pub(crate) inactive: Option<Arc<Form>>,
+    /// Events of tables that are gone.
+    pub(crate) past_events: u32,
 }
 
 /// A device.
@@ -119,6 +135,8 @@ pub struct Device {
     name: DeviceName,
     number: usize,
     form: RwLock<Arc<Form>>,
+    /// The table that is loaded and not in use, and what tables that are gone have counted.
+    pub(crate) slot: Mutex<Slot>,
     /// Held by whoever changes or removes it.
     pub(crate) turn: tokio::sync::Mutex<()>,
     changing: AtomicBool,
@@ -135,16 +153,17 @@ pub struct Device {
 }
 
 impl Device {
-    pub(crate) fn open(config: &DeviceConfig, number: usize) -> Result<Device, DeviceError> {
-        let tree = tree::open(config)?;
-        let mut layers = config.layers.clone();
-        if !config.limits.is_empty() {
-            layers.push(LayerSpec::Split(config.limits.clone()));
-        }
+    pub(crate) fn open(
+        config: &DeviceConfig,
+        number: usize,
+        around: &Surroundings<'_>,
+    ) -> Result<Device, DeviceError> {
+        let form = tree::open(config, around)?;
         Ok(Device {
             name: config.name.clone(),
             number,
-            form: RwLock::new(Arc::new(Form { stack: config.stack.clone(), layers, tree })),
+            form: RwLock::new(Arc::new(form)),
+            slot: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
             changing: AtomicBool::new(false),
             suspended: AtomicBool::new(false),
@@ -194,6 +213,17 @@ impl Device {
     /// Whether its requests are held back until it is resumed.
     pub fn is_suspended(&self) -> bool {
         self.suspended.load(SeqCst)
+    }
+
+    /// Whether they are held back for its own sake or for that of a device that it stands on.
+    pub(crate) fn is_held(&self) -> bool {
+        self.is_suspended() || self.form().tree.is_held()
+    }
+
+    /// Whether it stands on another device, or would with the table that is loaded.
+    pub(crate) fn uses(&self, other: &Arc<Device>) -> bool {
+        let loaded = self.slot.lock().unwrap_or_else(PoisonError::into_inner).inactive.clone();
+        self.form().tree.stands_on(other) || loaded.is_some_and(|form| form.tree.stands_on(other))
     }
 
     pub(crate) fn set_suspended(&self, suspended: bool) {

@@ -11,6 +11,8 @@ use crate::nbd::{Listener, NameTaken, Tls, TlsError};
 use crate::nbd_device::NbdDeviceError;
 use crate::reactor::{Attach, Reactor};
 use crate::spec::{Bytes, FuseSpec, LoopSpec, NbdAddress, TlsSpec};
+use crate::tables::TableRefusal;
+use crate::tree::{Pool, Surroundings};
 use crate::ublk::UblkError;
 use ring::{EngineInfo, RingConfig};
 use std::collections::BTreeMap;
@@ -80,6 +82,12 @@ pub enum HostError {
     /// It cannot be changed so.
     #[error(transparent)]
     Change(#[from] ChangeError),
+    /// Its table cannot be asked or changed so.
+    #[error(transparent)]
+    Table(#[from] TableRefusal),
+    /// Another device of the process would lose what it stands on.
+    #[error("{0} stands on it (remove that first)")]
+    Stood(String),
     /// It cannot be shown as a file, or not be taken away.
     #[error(transparent)]
     Fuse(#[from] FuseError),
@@ -102,6 +110,7 @@ impl HostError {
             HostError::Fuse(FuseError::InUse { .. })
                 | HostError::Loop(LoopError::InUse(_) | LoopError::File(FuseError::InUse { .. }))
                 | HostError::Ublk(UblkError::InUse(_))
+                | HostError::Stood(_)
         )
     }
 }
@@ -199,6 +208,8 @@ pub struct Host {
     listeners: Mutex<Vec<Joinable>>,
     shown: Mutex<Vec<Shown>>,
     shutting_down: AtomicBool,
+    /// What words of tables opened.
+    pub(crate) pool: Arc<Pool>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -223,6 +234,7 @@ impl Host {
             listeners: Mutex::default(),
             shown: Mutex::default(),
             shutting_down: AtomicBool::new(false),
+            pool: Arc::default(),
         }))
     }
 
@@ -239,7 +251,9 @@ impl Host {
         if self.device(config.name.as_str()).is_some() {
             return Err(HostError::NameTaken);
         }
-        let device = Arc::new(Device::open(config, self.next_number.fetch_add(1, Relaxed))?);
+        let find = |name: &str| self.device(name);
+        let around = Surroundings { pool: &self.pool, device: &find };
+        let device = Arc::new(Device::open(config, self.next_number.fetch_add(1, Relaxed), &around)?);
         let mut devices = lock(&self.devices);
         if devices.iter().any(|d| d.name() == device.name()) {
             return Err(HostError::NameTaken);
@@ -415,6 +429,9 @@ impl Host {
         let (position, device) = {
             let mut devices = lock(&self.devices);
             let position = devices.iter().position(|d| d.name() == name).ok_or(HostError::NoDevice)?;
+            if let Some(above) = devices.iter().find(|other| other.uses(&devices[position])) {
+                return Err(HostError::Stood(above.name().to_owned()));
+            }
             (position, devices.remove(position))
         };
         // Whoever changes it finishes first, and what is held back has to end, or no client could leave.
@@ -455,7 +472,7 @@ impl Host {
         loop {
             match self.remove_device(name).await {
                 Err(in_use) if in_use.is_in_use() => {
-                    if !std::mem::replace(&mut said, true) {
+                    if !matches!(in_use, HostError::Stood(_)) && !std::mem::replace(&mut said, true) {
                         tracing::warn!("{name}: {in_use}; waiting for that (a second signal ends at once)");
                     }
                     tokio::time::sleep(FREE_LOOK).await;
@@ -530,7 +547,10 @@ impl Host {
             Some(Err(panicked)) if panicked.is_panic() => std::panic::resume_unwind(panicked.into_panic()),
             _ => {}
         };
-        for device in self.devices() {
+        let mut devices = self.devices();
+        // What stands on others goes before them.
+        devices.sort_by_key(|device| std::cmp::Reverse(devices_below(&self.devices(), device)));
+        for device in devices {
             if removals.len() >= REMOVALS_MAX {
                 done(removals.join_next().await);
             }
@@ -546,6 +566,11 @@ impl Host {
         self.reactors.iter().for_each(Reactor::stop);
         if failed.is_empty() { Ok(()) } else { Err(failed) }
     }
+}
+
+/// How many of these a device stands on.
+fn devices_below(all: &[Arc<Device>], device: &Device) -> usize {
+    all.iter().filter(|other| device.uses(other)).count()
 }
 
 fn listen_error(address: &NbdAddress, source: io::Error) -> HostError {

@@ -18,6 +18,7 @@ mod reactor;
 pub mod rundir;
 pub mod spec;
 mod start;
+pub mod tables;
 pub mod topology;
 pub mod trace;
 mod tree;

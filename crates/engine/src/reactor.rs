@@ -376,7 +376,7 @@ impl State {
         let config = QueueConfig { id, depth, segments_per_tag: SEGMENTS_PER_TAG, timeout_ns: None };
         let mut queue = Queue::new(config, stack)?;
         queue.leave_tags(tags.unwrap_or(0));
-        if device.is_suspended() {
+        if device.is_held() {
             queue.freeze();
         }
         let shown = device.add_lane(self.number, queue.stats().clone());

@@ -5,6 +5,7 @@ use crate::control::{BoxFuture, ControlError, Counted, DeviceInfo, QueueInfo, Ya
 use crate::device::Device;
 use crate::host::{Host, HostError};
 use crate::spec::StackSpec;
+use crate::tables::{self, TableAnswer, TableCall};
 use crate::trace::TraceOptions;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -44,6 +45,19 @@ impl Yard for Host {
 
     fn trace(self: Arc<Self>, name: &str, options: TraceOptions) -> Result<Receiver<Vec<u8>>, ControlError> {
         self.start_trace(name, options)
+    }
+
+    fn table<'a>(
+        &'a self,
+        name: &'a str,
+        call: TableCall,
+    ) -> BoxFuture<'a, Result<TableAnswer, ControlError>> {
+        Box::pin(async move {
+            Host::table(self, name, call).await.map_err(|error| match error {
+                HostError::NoDevice => ControlError::NotFound,
+                error => ControlError::Refused { errno: tables::errno_of(&error), why: error.to_string() },
+            })
+        })
     }
 
     fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), ControlError>> {

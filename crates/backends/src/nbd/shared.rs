@@ -101,6 +101,21 @@ impl Export {
         Ok(Export { size, read_only, flags: session.flags, block_sizes: session.block_sizes })
     }
 
+    /// What an export is taken to be that nobody has seen yet: what common servers offer.
+    pub fn assumed(size: Bytes, read_only: bool) -> Export {
+        let flags = [
+            TransmissionFlags::SEND_FLUSH,
+            TransmissionFlags::SEND_FUA,
+            TransmissionFlags::SEND_TRIM,
+            TransmissionFlags::SEND_WRITE_ZEROES,
+            TransmissionFlags::CAN_MULTI_CONN,
+        ];
+        let flags = flags.into_iter().fold(TransmissionFlags::HAS_FLAGS, TransmissionFlags::with);
+        // What a server that says nothing of block sizes can be asked for.
+        let block_sizes = BlockSizes { minimum: 512, preferred: 4096, maximum: REQUEST_MAX.0 as u32 };
+        Export { size: size.0, read_only, flags, block_sizes }
+    }
+
     /// Whether another session is about the same: nothing that the device was said to be is lost.
     ///
     /// # Errors
@@ -220,6 +235,16 @@ impl<S> Nbd<S> {
         shared.counts.structured.store(style_number(first.session.style), Relaxed);
         let tls = first.session.tls;
         Ok(Nbd { spec, shared: Arc::new(shared), limits, connector, first: Mutex::new(Some(first)), tls })
+    }
+
+    /// A device on an export that cannot be reached yet, as which it is assumed to be.
+    ///
+    /// # Errors
+    /// None that a device can be.
+    pub fn away(spec: NbdSpec, export: Export, connector: Arc<dyn Connector<S>>) -> Result<Nbd<S>, NbdError> {
+        let limits = export.limits()?;
+        let shared = Shared { export, patience: spec.patience, counts: Counts::default() };
+        Ok(Nbd { spec, shared: Arc::new(shared), limits, connector, first: Mutex::default(), tls: false })
     }
 
     /// What the first session settled, for whoever connects to hold others against.

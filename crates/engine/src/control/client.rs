@@ -1,6 +1,6 @@
 //! The client half: one request, one connection.
 
-use super::{Change, ControlError, DeviceInfo, DeviceStats, Version};
+use super::{Change, ControlError, DeviceInfo, DeviceStats, TableAnswer, TableCall, Version};
 use crate::trace::TraceOptions;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
@@ -170,6 +170,16 @@ impl ControlClient {
         Ok(TraceStream { body: response.into_body(), client: self.clone(), connection, _sender: sender })
     }
 
+    /// Asks a device's table something, or changes it. Takes as long as that does.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn table(&self, name: &str, call: &TableCall) -> Result<TableAnswer, ClientError> {
+        let body = serde_json::to_vec(call).map_err(|why| self.broken(why))?;
+        let answer = self.send(Method::POST, &format!("/devices/{name}/table"), body).await?;
+        serde_json::from_slice(&answer).map_err(|why| self.broken(why))
+    }
+
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         let answer = tokio::time::timeout(ANSWER_TIME, self.ask(Method::GET, path)).await;
         let body = answer.map_err(|_| ClientError::Timeout { path: self.socket.clone() })??;
@@ -229,6 +239,10 @@ impl ControlClient {
         let Some(why) = body["error"].as_str() else { return self.broken(status) };
         ClientError::Refused(match status {
             StatusCode::NOT_FOUND => ControlError::NotFound,
+            StatusCode::UNPROCESSABLE_ENTITY => {
+                let errno = body["errno"].as_i64().and_then(|errno| i32::try_from(errno).ok());
+                ControlError::Refused { errno: errno.unwrap_or(libc::EINVAL), why: why.to_owned() }
+            }
             StatusCode::CONFLICT => ControlError::Busy(why.to_owned()),
             _ => ControlError::Failed(why.to_owned()),
         })

@@ -7,6 +7,7 @@
 //! GET    /devices/NAME/stats    what it counted
 //! POST   /devices/NAME/trace    trace it: `TraceOptions` in, a stream of `trace::wire` frames out
 //! PATCH  /devices/NAME          change it while it is served: a `Change`
+//! POST   /devices/NAME/table   ask its table something, or change it: a `TableCall`
 //! DELETE /devices/NAME          drain, flush and remove it; with ?force also while it is in use
 //! GET    /metrics               all of it for Prometheus
 //! ```
@@ -25,6 +26,7 @@ pub use server::serve;
 pub use stats::{DeviceStats, Latency, OpStats, QueueFields};
 
 use crate::change::Change;
+use crate::tables::{TableAnswer, TableCall};
 use crate::trace::TraceOptions;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -134,6 +136,14 @@ pub enum ControlError {
     /// It was tried.
     #[error("{0}")]
     Failed(String),
+    /// The kernel's driver would refuse it, too.
+    #[error("{why}")]
+    Refused {
+        /// With this errno, positive.
+        errno: i32,
+        /// Why.
+        why: String,
+    },
 }
 
 /// A future that may move between threads.
@@ -169,6 +179,18 @@ pub trait Yard: Send + Sync + 'static {
     /// # Errors
     /// It is being traced, or the options make no sense.
     fn trace(self: Arc<Self>, name: &str, options: TraceOptions) -> Result<Receiver<Vec<u8>>, ControlError>;
+
+    /// Asks its table something, or changes it.
+    ///
+    /// The future ends when that is done, or with why it was not.
+    fn table<'a>(
+        &'a self,
+        name: &'a str,
+        call: TableCall,
+    ) -> BoxFuture<'a, Result<TableAnswer, ControlError>> {
+        let _ = (name, call);
+        Box::pin(async { Err(ControlError::Failed("its devices have no tables".to_owned())) })
+    }
 
     /// Closes its exports, drains and flushes it, and removes it.
     ///

@@ -1,6 +1,6 @@
 //! The server half: routes to a [`Yard`].
 
-use super::{Change, ControlError, DeviceInfo, DeviceStats, Version, Yard, metrics};
+use super::{Change, ControlError, DeviceInfo, DeviceStats, TableAnswer, TableCall, Version, Yard, metrics};
 use crate::trace::TraceOptions;
 use axum::body::Body;
 use axum::extract::{Path, RawQuery, State};
@@ -42,6 +42,7 @@ fn routes(yard: Arc<dyn Yard>) -> Router {
         .route("/devices/{name}", get(device).delete(delete).patch(change))
         .route("/devices/{name}/stats", get(stats))
         .route("/devices/{name}/trace", post(trace))
+        .route("/devices/{name}/table", post(table))
         .fallback(|| async { error(StatusCode::NOT_FOUND, "there is nothing here (try /devices)") })
         .method_not_allowed_fallback(|| async {
             error(StatusCode::METHOD_NOT_ALLOWED, "this cannot be done here (see /devices)")
@@ -108,6 +109,20 @@ impl hyper::body::Body for Chunks {
     }
 }
 
+async fn table(
+    State(yard): Shared,
+    Path(name): Path<String>,
+    Json(call): Json<TableCall>,
+) -> Result<Json<TableAnswer>, ControlError> {
+    // Whoever waits for an event may hang up; a table that is being loaded is loaded.
+    if matches!(call, TableCall::Wait { .. }) {
+        return yard.table(&name, call).await.map(Json);
+    }
+    let task = tokio::spawn(async move { yard.table(&name, call).await });
+    let done = task.await.unwrap_or_else(|why| Err(ControlError::Failed(why.to_string())));
+    done.map(Json)
+}
+
 async fn delete(
     State(yard): Shared,
     Path(name): Path<String>,
@@ -136,6 +151,10 @@ impl IntoResponse for ControlError {
             ControlError::NotFound => StatusCode::NOT_FOUND,
             ControlError::Busy(_) => StatusCode::CONFLICT,
             ControlError::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            ControlError::Refused { errno, why } => {
+                let body = Json(serde_json::json!({ "error": why, "errno": errno }));
+                return (StatusCode::UNPROCESSABLE_ENTITY, body).into_response();
+            }
         };
         error(status, &self.to_string())
     }

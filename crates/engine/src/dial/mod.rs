@@ -11,7 +11,7 @@ mod tls;
 
 pub(crate) use connect::DialError;
 
-use crate::spec::NbdSpec;
+use crate::spec::{Bytes, NbdSpec};
 use backends::nbd::{Connected, Connector, Export, Line, Loss, Nbd, Patience};
 use connect::Target;
 use proto::nbd::{Command, Request, wire};
@@ -46,6 +46,15 @@ fn runtime() -> io::Result<Handle> {
 /// An `nbd:` device, and who connects for it.
 pub(crate) struct Remote {
     pub(crate) nbd: Nbd<OwnedFd>,
+    /// There was a connection: what it is was not assumed.
+    known: bool,
+}
+
+/// What an export that nobody can reach yet is taken to be.
+pub(crate) struct Assumed {
+    pub(crate) size: Bytes,
+    /// As another way to the same is known to be.
+    pub(crate) like: Option<Export>,
 }
 
 impl Remote {
@@ -62,15 +71,46 @@ impl Remote {
         handle.spawn(async move { _ = done.send(attempt(&first).await) });
         let connected = is_done.recv().map_err(|why| target.failed(io::Error::other(why)))??;
         let dialer = Arc::new(Dialer { target: target.clone(), handle, export: OnceLock::new() });
-        let described = backends::nbd::NbdSpec {
-            uri: spec.uri.to_string(),
-            patience: Patience { timeout: spec.timeout, reconnect: spec.reconnect },
-            read_only: spec.ro,
-        };
-        let nbd = Nbd::new(described, connected, dialer.clone()).map_err(|why| target.refused(why))?;
+        let nbd = Nbd::new(described(spec), connected, dialer.clone()).map_err(|why| target.refused(why))?;
         // Nodes ask for connections only from here on.
         let _ = dialer.export.set(*nbd.export());
-        Ok(Remote { nbd })
+        Ok(Remote { nbd, known: true })
+    }
+
+    /// The same, or if there is no server now what it is assumed to be: connecting goes on while it is served. A server
+    /// that turns out to be less is refused then.
+    ///
+    /// # Errors
+    /// It is there and none that a device can be, or can never be reached by what is described.
+    pub(crate) fn open_later(spec: &NbdSpec, assumed: &Assumed) -> Result<Remote, DialError> {
+        let away = match Remote::open(spec) {
+            Err(away @ DialError::Io { .. }) => away,
+            other => return other,
+        };
+        tracing::warn!(%away, "a path is not there yet");
+        let target = Arc::new(Target::new(spec)?);
+        let handle = runtime().map_err(|why| target.failed(why))?;
+        let dialer = Arc::new(Dialer { target: target.clone(), handle, export: OnceLock::new() });
+        let export = match assumed.like {
+            Some(export) => Export { size: assumed.size.0, read_only: export.read_only || spec.ro, ..export },
+            None => Export::assumed(assumed.size, spec.ro),
+        };
+        let nbd = Nbd::away(described(spec), export, dialer.clone()).map_err(|why| target.refused(why))?;
+        let _ = dialer.export.set(export);
+        Ok(Remote { nbd, known: false })
+    }
+
+    /// Whether a server ever said what it is.
+    pub(crate) fn is_known(&self) -> bool {
+        self.known
+    }
+}
+
+fn described(spec: &NbdSpec) -> backends::nbd::NbdSpec {
+    backends::nbd::NbdSpec {
+        uri: spec.uri.to_string(),
+        patience: Patience { timeout: spec.timeout, reconnect: spec.reconnect },
+        read_only: spec.ro,
     }
 }
 

@@ -140,7 +140,7 @@ impl State {
         self.listen(position);
         let hosted = &self.hosted[position];
         self.fronts.refit_lane(id, facts, size);
-        if !hosted.device.is_suspended() {
+        if !hosted.device.is_held() {
             self.queues.touch(id).thaw(&mut self.ring);
         }
     }

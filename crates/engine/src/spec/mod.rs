@@ -18,6 +18,7 @@ mod nbd;
 mod nbd_device;
 mod null;
 mod stack;
+mod table;
 mod time;
 mod ublk;
 
@@ -32,6 +33,7 @@ pub use nbd_device::NbdDeviceSpec;
 pub use null::{IrqMode, NullSpec};
 pub use partition::Selector;
 pub use stack::{Direct, FileSpec, RamSpec, SIZE_DEFAULT, StackSpec};
+pub use table::{LineSpec, TableSpec, escaped_word};
 pub use time::{format_time, parse_time};
 pub use ublk::{Recovery, UblkSpec};
 

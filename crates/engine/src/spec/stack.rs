@@ -3,7 +3,7 @@
 use super::items::{Escaped, Options, split};
 use super::layer::parse_selector;
 use super::null::{self, NullSpec};
-use super::{DeviceName, NbdSpec, SpecError};
+use super::{DeviceName, NbdSpec, SpecError, TableSpec};
 use block::Bytes;
 use images::Format;
 use partition::Selector;
@@ -30,6 +30,8 @@ pub enum StackSpec {
     Error(Bytes),
     /// An export of an NBD server.
     Nbd(NbdSpec),
+    /// Targets over devices of any of these kinds.
+    Table(TableSpec),
 }
 
 impl StackSpec {
@@ -242,6 +244,7 @@ impl StackSpec {
             StackSpec::Zero(_) => "zero",
             StackSpec::Error(_) => "error",
             StackSpec::Nbd(_) => "nbd",
+            StackSpec::Table(_) => "table",
         }
     }
 
@@ -270,6 +273,7 @@ impl StackSpec {
         match &mut self {
             StackSpec::File(file) => file.path = base.join(&file.path),
             StackSpec::Nbd(nbd) => nbd.rooted(base),
+            StackSpec::Table(table) => table.base = base.join(&table.base),
             _ => {}
         }
         self
@@ -288,6 +292,7 @@ impl fmt::Display for StackSpec {
             StackSpec::Zero(size) => write!(f, "zero:{size}"),
             StackSpec::Error(size) => write!(f, "error:{size}"),
             StackSpec::Nbd(nbd) => write!(f, "{nbd}"),
+            StackSpec::Table(table) => write!(f, "table: {table}"),
         }
     }
 }

@@ -50,6 +50,7 @@ impl Topology {
         problems.extend(self.unscanned());
         problems.extend(self.unfollowed());
         problems.extend(self.self_standing());
+        problems.extend(self.circles());
         problems
     }
 

@@ -7,7 +7,7 @@
 //! queues = 2                           # I/O threads; also poll and ring
 //!
 //! [device.disk]
-//! stack = "file:disk.img,ro"          # relative to this file
+//! stack = "file:disk.img,ro"          # relative to this file; or table = """0 2048 linear file:disk.img 0"""
 //! layers = ["split,max_sectors=255"]  # also limits = { max_segments = 64 }
 //! depth = 64
 //!
@@ -22,6 +22,7 @@
 //! address have different names and the same TLS. Nothing here opens a file for writing.
 
 mod check;
+mod order;
 mod read;
 
 use crate::spec::{

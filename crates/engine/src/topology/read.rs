@@ -1,7 +1,9 @@
 //! From TOML to a topology. Every problem is kept, and reading goes on.
 
 use super::{DEPTH_MAX, DeviceSpec, ExportKind, ExportSpec, NbdOptions, Problem, QUEUES_MAX, Topology};
-use crate::spec::{DeviceName, FuseSpec, LoopSpec, NbdAddress, NbdDeviceSpec, TlsMode, TlsSpec, UblkSpec};
+use crate::spec::{
+    DeviceName, FuseSpec, LoopSpec, NbdAddress, NbdDeviceSpec, StackSpec, TlsMode, TlsSpec, UblkSpec,
+};
 use std::fmt::Display;
 use std::path::Path;
 use std::str::FromStr;
@@ -9,7 +11,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 const TOP_KEYS: &[&str] = &["device", "export", "poll", "queues", "ring"];
-const DEVICE_KEYS: &[&str] = &["stack", "layers", "limits", "depth"];
+const DEVICE_KEYS: &[&str] = &["stack", "table", "layers", "limits", "depth"];
 const EXPORT_KEYS: &[&str] = &[
     "device",
     "fuse",
@@ -118,12 +120,22 @@ impl Reader<'_> {
         let at = At { table, path: &path, line };
         let name = name.get_ref().parse().map_err(|why| self.problem(name.span().start, &path, why)).ok();
         self.known_keys(at, DEVICE_KEYS);
-        self.required(at, "stack", "stack = \"file:disk.img\"");
-        let stack = self.parsed(at, "stack");
+        let stack = match (table.get("stack"), table.get("table")) {
+            (None, Some(_)) => self.parsed(at, "table").map(StackSpec::Table),
+            (Some(_), Some(other)) => {
+                let why = "it has a stack, too (leave one of them out)";
+                self.problem(other.span().start, join(&path, "table"), why);
+                None
+            }
+            _ => {
+                self.required(at, "stack", "stack = \"file:disk.img\"");
+                self.parsed(at, "stack")
+            }
+        };
         let layers = self.layers(at);
         let limits = self.limits(at);
         let depth = self.number(at, "depth", DEPTH_MAX);
-        let (name, stack): (DeviceName, crate::spec::StackSpec) = (name?, stack?);
+        let (name, stack): (DeviceName, StackSpec) = (name?, stack?);
         Some(DeviceSpec { name, stack: stack.rooted(self.base), layers, limits, depth, line })
     }
 

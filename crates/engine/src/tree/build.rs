@@ -1,9 +1,9 @@
 //! From what was described to the tree that serves it.
 
 use super::source::Source;
-use super::{Tree, cow, part};
-use crate::device::{DeviceConfig, DeviceError};
-use crate::spec::{LayerSpec, StackSpec};
+use super::{Surroundings, Tree, cow, part, table};
+use crate::device::{DeviceConfig, DeviceError, Form};
+use crate::spec::{LayerSpec, StackSpec, TableSpec};
 use block::LimitOverrides;
 use layers::SplitLayer;
 use std::sync::Arc;
@@ -12,8 +12,11 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// Whatever does not open, stack or fit; nothing stays open.
-pub(crate) fn open(config: &DeviceConfig) -> Result<Tree, DeviceError> {
+pub(crate) fn open(config: &DeviceConfig, around: &Surroundings<'_>) -> Result<Form, DeviceError> {
     let mut stack = config.stack.clone();
+    if let StackSpec::Table(spec) = &stack {
+        return open_table(spec, &config.layers, &config.limits, around);
+    }
     if config.layers.iter().any(|layer| matches!(layer, LayerSpec::Cow(_))) {
         // An origin is only read: others may have overlays over it too.
         stack = cow::origin(stack)?;
@@ -24,12 +27,47 @@ pub(crate) fn open(config: &DeviceConfig) -> Result<Tree, DeviceError> {
     {
         tree = part::open(tree, selector)?;
     }
-    for layer in &config.layers {
+    let tree = finish(tree, &config.layers, &config.limits)?;
+    Ok(Form {
+        stack: config.stack.clone(),
+        layers: all_layers(&config.layers, &config.limits),
+        tree,
+        table: None,
+    })
+}
+
+/// Load a table, and put the layers on it.
+///
+/// # Errors
+/// What of the table is refused, or does not open, stack or fit; nothing stays open.
+pub(crate) fn open_table(
+    spec: &TableSpec,
+    layers: &[LayerSpec],
+    limits: &str,
+    around: &Surroundings<'_>,
+) -> Result<Form, DeviceError> {
+    let (tree, loaded) = table::load(spec, around)?;
+    let tree = finish(tree, layers, limits)?;
+    let (stack, layers) = (StackSpec::Table(spec.clone()), all_layers(layers, limits));
+    Ok(Form { stack, layers, tree, table: Some(loaded) })
+}
+
+/// The layers, with limits of the whole device as the last of them.
+fn all_layers(layers: &[LayerSpec], limits: &str) -> Vec<LayerSpec> {
+    let mut all = layers.to_vec();
+    if !limits.is_empty() {
+        all.push(LayerSpec::Split(limits.to_owned()));
+    }
+    all
+}
+
+fn finish(mut tree: Tree, layers: &[LayerSpec], limits: &str) -> Result<Tree, DeviceError> {
+    for layer in layers {
         tree = add(tree, layer)?;
     }
-    if !config.limits.is_empty() {
+    if !limits.is_empty() {
         // Limits of the whole device are a split above everything else.
-        tree = split(tree, &config.limits)?;
+        tree = split(tree, limits)?;
     }
     tree.check_height()?;
     Ok(tree)

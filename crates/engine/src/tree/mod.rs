@@ -16,14 +16,18 @@ mod part;
 mod places;
 mod scratch;
 mod source;
+mod table;
 
-pub(crate) use build::open;
+pub(crate) use build::{open, open_table};
 pub use cow::CowError;
 pub use part::PartError;
 pub(crate) use part::{TABLE_FACT, table_facts};
-use scratch::Scratch;
+pub(crate) use scratch::Scratch;
+pub use table::TableError;
+pub(crate) use table::{Loaded, LoadedTarget, Pool, Surroundings, numbers_of};
 
-use crate::device::DeviceError;
+use crate::device::{Device, DeviceError, Form};
+use crate::dial::Remote;
 use crate::reactor::Nudge;
 use backends::{Fact, File, Null, OpenError};
 use block::{Bytes, LimitsError, Profile, Region};
@@ -67,9 +71,12 @@ impl Held {
     }
 }
 
+#[derive(Clone)]
 enum Element {
     Backend(Arc<Source>),
     Layer(Arc<dyn Layer<KernelRing>>, Vec<Tree>),
+    /// What another device of this process is, with nodes of our own.
+    Device(Arc<Device>, Arc<Form>),
 }
 
 /// What is to become of a file.
@@ -95,6 +102,7 @@ pub(crate) enum Tables {
 }
 
 /// What decides a layer's size, other than what stands below it.
+#[derive(Clone)]
 enum Extent {
     /// Nothing.
     Below,
@@ -117,7 +125,8 @@ pub(crate) enum SizeOf {
     Other,
 }
 
-/// A backend, or a layer and what stands below it.
+/// A backend, or a layer and what stands below it. A clone is further nodes on the same shared parts.
+#[derive(Clone)]
 pub(crate) struct Tree {
     element: Element,
     profile: Profile,
@@ -127,7 +136,63 @@ pub(crate) struct Tree {
 impl Tree {
     /// A tree of one leaf.
     fn leaf(source: Source) -> Tree {
-        Tree { profile: source.profile(), element: Element::Backend(Arc::new(source)), extent: Extent::Below }
+        Tree::on(Arc::new(source))
+    }
+
+    /// The same on a backend that may stand elsewhere, too.
+    fn on(source: Arc<Source>) -> Tree {
+        Tree { profile: source.profile(), element: Element::Backend(source), extent: Extent::Below }
+    }
+
+    /// What a device is at the moment.
+    fn of_device(device: &Arc<Device>) -> Tree {
+        let form = device.form();
+        Tree {
+            profile: form.tree.profile.clone(),
+            element: Element::Device(device.clone(), form),
+            extent: Extent::Below,
+        }
+    }
+
+    /// The server, where it is nothing but an export of one.
+    fn remote(&self) -> Option<&Remote> {
+        let Element::Backend(source) = &self.element else { return None };
+        let Source::Nbd(remote) = &**source else { return None };
+        Some(remote)
+    }
+
+    /// Whether it stands on a device, directly or by others.
+    pub(crate) fn stands_on(&self, device: &Arc<Device>) -> bool {
+        match &self.element {
+            Element::Device(other, _) if Arc::ptr_eq(other, device) => true,
+            _ => self.children().iter().any(|child| child.stands_on(device)),
+        }
+    }
+
+    /// Whether a device that it stands on is held back.
+    pub(crate) fn is_held(&self) -> bool {
+        match &self.element {
+            Element::Device(device, _) => device.is_held(),
+            _ => self.children().iter().any(Tree::is_held),
+        }
+    }
+
+    /// The same tree over what the devices that it stands on are by now.
+    ///
+    /// # Errors
+    /// What its layers do not take.
+    pub(crate) fn rebased(&self) -> Result<Tree, DeviceError> {
+        match &self.element {
+            Element::Backend(_) => Ok(self.clone()),
+            Element::Device(device, _) => Ok(Tree::of_device(device)),
+            Element::Layer(layer, below) => {
+                let below = below.iter().map(Tree::rebased).collect::<Result<_, _>>()?;
+                let opaque = self.profile.opaque;
+                let mut tree = Tree::over(layer.clone(), below)?.sized_by(self.extent.clone());
+                tree.profile.opaque &= opaque;
+                Ok(tree)
+            }
+        }
     }
 
     /// A layer over children, which are its own from here on.
@@ -157,6 +222,7 @@ impl Tree {
                 [below] => below.size_of(),
                 _ => SizeOf::Other,
             },
+            (Extent::Below, Element::Device(..)) => SizeOf::Other,
         }
     }
 
@@ -174,6 +240,7 @@ impl Tree {
                 // What fitted when it was opened fits with less.
                 layer.profile(&profiles).unwrap_or_else(|_| self.profile.clone())
             }
+            Element::Device(_, form) => form.tree.current(),
         }
     }
 
@@ -185,7 +252,8 @@ impl Tree {
                 _ => None,
             },
             (Element::Layer(..), [below]) => below.only_file(),
-            (Element::Layer(..), _) => None,
+            // What is another device's is changed there.
+            (Element::Layer(..) | Element::Device(..), _) => None,
         }
     }
 
@@ -197,7 +265,7 @@ impl Tree {
                 _ => None,
             },
             (Element::Layer(..), [below]) => below.only_null(),
-            (Element::Layer(..), _) => None,
+            (Element::Layer(..) | Element::Device(..), _) => None,
         }
     }
 
@@ -209,6 +277,7 @@ impl Tree {
                 _ => Vec::new(),
             },
             Element::Layer(_, below) => below.iter().flat_map(Tree::files).collect(),
+            Element::Device(..) => Vec::new(),
         }
     }
 
@@ -228,6 +297,8 @@ impl Tree {
                 };
                 return Ok(Tree::leaf(source));
             }
+            // What is another device's is changed there.
+            Element::Device(..) => return Ok(self.clone()),
             Element::Layer(layer, below) => (layer, below),
         };
         let mut below =
@@ -257,6 +328,7 @@ impl Tree {
         match &self.element {
             Element::Backend(source) => matches!(&**source, Source::Nbd(remote) if remote.nbd.is_single()),
             Element::Layer(_, below) => below.iter().any(Tree::is_single),
+            Element::Device(_, form) => form.tree.is_single(),
         }
     }
 
@@ -266,6 +338,7 @@ impl Tree {
         match &self.element {
             Element::Backend(source) => !matches!(&**source, Source::Image(image) if !image.spec().read_only),
             Element::Layer(_, below) => below.iter().all(Tree::survives),
+            Element::Device(device, _) => device.survives(),
         }
     }
 
@@ -284,22 +357,27 @@ impl Tree {
         match &self.element {
             Element::Backend(_) => &[],
             Element::Layer(_, below) => below,
+            Element::Device(_, form) => std::slice::from_ref(&form.tree),
         }
     }
 
     /// Nodes on the longest path.
     fn height(&self) -> usize {
-        1 + self.children().iter().map(Tree::height).max().unwrap_or(0)
+        // What another device is has no node of its own.
+        let own = usize::from(!matches!(self.element, Element::Device(..)));
+        own + self.children().iter().map(Tree::height).max().unwrap_or(0)
     }
 
     fn count(&self) -> usize {
-        1 + self.children().iter().map(Tree::count).sum::<usize>()
+        let own = usize::from(!matches!(self.element, Element::Device(..)));
+        own + self.children().iter().map(Tree::count).sum::<usize>()
     }
 
     /// What `show` says: the backend that the first children lead to, then the layers above it, lowest first.
     pub(crate) fn describe(&self) -> Vec<Fact> {
         match &self.element {
             Element::Backend(source) => source.backend().describe(),
+            Element::Device(_, form) => form.tree.describe(),
             Element::Layer(layer, below) => {
                 let mut facts = below.first().map(Tree::describe).unwrap_or_default();
                 facts.extend(layer.describe());
@@ -348,6 +426,7 @@ impl Tree {
                 stack.backend(source.mount(ring, held)?);
                 return Ok(());
             }
+            Element::Device(_, form) => return form.tree.mount_at(at, ring, depth, stack, held),
             Element::Layer(layer, below) => (layer, below),
         };
         let mut next = usize::from(at.0) + 1;

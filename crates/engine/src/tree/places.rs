@@ -14,6 +14,7 @@ impl Tree {
     fn place(&self, device: u8, below: Option<u8>, places: &mut Vec<Place>) {
         let (layer, children) = match &self.element {
             Element::Backend(_) => return places.push(Place { device, below, ends: false }),
+            Element::Device(_, form) => return form.tree.place(device, below, places),
             Element::Layer(layer, children) => (layer, children),
         };
         let keeps = layer.keeps_addresses();

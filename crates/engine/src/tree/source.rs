@@ -51,6 +51,8 @@ impl Source {
             StackSpec::Zero(size) => Source::Zero(Zero::new(*size), Arc::new(ZeroPages::new()?)),
             StackSpec::Error(size) => Source::Failing(Failing::new(*size)),
             StackSpec::Nbd(spec) => Source::Nbd(Box::new(Remote::open(spec)?)),
+            // A word of a table cannot be one, and a device that is one is a tree.
+            StackSpec::Table(_) => unreachable!("a table is no backend"),
         })
     }
 

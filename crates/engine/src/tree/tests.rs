@@ -17,6 +17,11 @@ fn config(stack: &str, layers: &[&str], limits: &str) -> DeviceConfig {
     }
 }
 
+fn open(config: &DeviceConfig) -> Result<Tree, DeviceError> {
+    let around = Surroundings { pool: &Pool::default(), device: &|_| None };
+    super::open(config, &around).map(|form| form.tree)
+}
+
 #[test]
 fn each_layer_narrows_what_stands_below_it() {
     let tree = open(&config("ram:1M", &["split,max_sectors=255"], "max_segments=3")).unwrap();

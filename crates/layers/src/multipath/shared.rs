@@ -26,11 +26,19 @@ fn make<R: Ring>(
     devices: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {
     let config = Config::parse(words)?;
+    let mut away = Vec::new();
     for path in config.groups.iter().flat_map(|group| &group.paths) {
         let opened = devices.open_later(&path.device, place.len);
-        opened.map_err(|why| TargetError::lookup("error getting device", why))?;
+        let (path, is_there) = opened.map_err(|why| TargetError::lookup("error getting device", why))?;
+        if !is_there {
+            away.push(path);
+        }
     }
-    Ok(Arc::new(MultipathLayer { shared: Multipath::new(config), len: place.len }))
+    let shared = Multipath::new(config);
+    for path in away {
+        let _ = shared.fail_path(path);
+    }
+    Ok(Arc::new(MultipathLayer { shared, len: place.len }))
 }
 
 impl MultipathLayer {

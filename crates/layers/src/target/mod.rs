@@ -98,12 +98,13 @@ pub trait Devices {
     fn open(&mut self, word: &str) -> Result<usize, LookupError>;
 
     /// The same for a device that may be away for now, as a path is: it is taken to be `len` long until it is there.
+    /// Whether it is.
     ///
     /// # Errors
-    /// The word makes no sense, or what it names can only be opened whole.
-    fn open_later(&mut self, word: &str, len: Sectors) -> Result<usize, LookupError> {
+    /// The word makes no sense, or what it names has to be there.
+    fn open_later(&mut self, word: &str, len: Sectors) -> Result<(usize, bool), LookupError> {
         let _ = len;
-        self.open(word)
+        Ok((self.open(word)?, true))
     }
 
     /// What one of them is.
