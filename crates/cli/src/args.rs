@@ -161,11 +161,14 @@ Exports:
 #[command(after_help = STACKS)]
 pub(crate) struct ServeArgs {
     /// What holds the device's blocks: kind:what[,key=value...]
-    #[arg(required_unless_present_any = ["table", "table_text"])]
     pub(crate) stack: Option<String>,
     /// A file of device-mapper's lines, START LENGTH KIND ARGUMENTS..., in place of a stack; - is stdin
     #[arg(long, value_name = "FILE", conflicts_with = "stack")]
     pub(crate) table: Option<PathBuf>,
+    /// How a multipath table's paths are looked after: checker=on|off|TIME, checker_max=TIME,
+    /// failback=manual|immediate|TIME, no_path_timeout=TIME
+    #[arg(long, value_name = "KEY=VALUE,...", conflicts_with = "stack")]
+    pub(crate) multipath: Option<String>,
     /// The text of such a file, as `add` hands it on
     #[arg(long, hide = true, conflicts_with_all = ["stack", "table"])]
     pub(crate) table_text: Option<String>,

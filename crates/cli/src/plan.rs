@@ -20,7 +20,10 @@ pub(crate) fn topology(what: &str, args: &ServeArgs) -> Result<Topology, Failure
     let here = std::env::current_dir().map_err(|why| Failure::new(what, "the current directory", why))?;
     let stack = match (&args.stack, table_text(what, args)?) {
         (Some(stack), _) => parsed::<StackSpec>(what, stack)?,
-        (None, text) => table(what, &text.unwrap_or_default())?,
+        (None, Some(text)) => table(what, &text, args.multipath.as_deref())?,
+        (None, None) => {
+            return Err(Failure::usage(what, "", "there is no stack (give one, or --table FILE)"));
+        }
     }
     .rooted(&here);
     let name: DeviceName = match &args.name {
@@ -123,8 +126,11 @@ pub(crate) fn read_table(what: &str, file: &Path) -> Result<String, Failure> {
     text.map_err(|why| Failure::new(what, file.display(), format!("{why} (is the path right?)")))
 }
 
-fn table(what: &str, text: &str) -> Result<StackSpec, Failure> {
-    let spec: TableSpec = text.parse().map_err(|why| Failure::usage(what, "the table", why))?;
+fn table(what: &str, text: &str, paths: Option<&str>) -> Result<StackSpec, Failure> {
+    let mut spec: TableSpec = text.parse().map_err(|why| Failure::usage(what, "the table", why))?;
+    if let Some(paths) = paths {
+        spec.paths = parsed(what, paths)?;
+    }
     Ok(StackSpec::Table(spec))
 }
 

@@ -156,6 +156,7 @@ impl Serving {
         let listener = control.listener().ok_or_else(|| self.failure("", "the control socket is gone"))?;
         let answers = tokio::spawn(control::serve(listener, served.clone(), async { drop(stopped.await) }));
         let watcher = tokio::spawn(engine::watch::watch(host.clone(), served.clone()));
+        let checker = tokio::spawn(engine::paths::watch(host.clone()));
         let told = self.tell_ready(&ready, &topology);
         if told.is_ok() {
             tokio::select! {
@@ -171,6 +172,7 @@ impl Serving {
             }
         }
         watcher.abort();
+        checker.abort();
         let ended = self.drain(&host, &served, &control, &mut signals).await;
         drop(stop);
         // Whoever has not taken an answer by now does not want it.

@@ -233,6 +233,7 @@ impl Host {
         let exchanged = self.exchange(device, move || Ok(Ok(given))).await;
         if exchanged.is_ok() {
             tables::retire(device, &before);
+            self.table_came.notify_one();
             tables::resume(&next);
             device.set_suspended(false);
         } else {

@@ -210,6 +210,8 @@ pub struct Host {
     shutting_down: AtomicBool,
     /// What words of tables opened.
     pub(crate) pool: Arc<Pool>,
+    /// Told when a device has a table that it had not.
+    pub(crate) table_came: tokio::sync::Notify,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -235,6 +237,7 @@ impl Host {
             shown: Mutex::default(),
             shutting_down: AtomicBool::new(false),
             pool: Arc::default(),
+            table_came: tokio::sync::Notify::new(),
         }))
     }
 
@@ -259,6 +262,7 @@ impl Host {
             return Err(HostError::NameTaken);
         }
         devices.push(device.clone());
+        self.table_came.notify_one();
         Ok(device)
     }
 

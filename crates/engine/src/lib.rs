@@ -14,6 +14,7 @@ pub mod loop_device;
 pub mod nbd;
 pub mod nbd_device;
 mod partitions;
+pub mod paths;
 mod reactor;
 pub mod rundir;
 pub mod spec;

@@ -10,7 +10,7 @@
 use crate::change::{ChangeError, off_the_runtime};
 use crate::device::{Device, DeviceError, Form, Slot};
 use crate::host::{Host, HostError};
-use crate::spec::{Bytes, LayerSpec, TableSpec};
+use crate::spec::{Bytes, LayerSpec, StackSpec, TableSpec};
 use crate::tree::{self, Loaded, LoadedTarget, Surroundings};
 use layers::target::{MessageError, Names, Status};
 use serde::{Deserialize, Serialize};
@@ -220,7 +220,10 @@ impl Host {
             let why = layers::target::TargetError::of(error.to_string());
             DeviceError::from(tree::TableError { line: 0, kind: String::new(), why })
         })?;
-        let spec = spec.rooted(base);
+        let mut spec = spec.rooted(base);
+        if let StackSpec::Table(now) = &device.form().stack {
+            spec.paths = now.paths;
+        }
         let mut above = device.layers().to_vec();
         if let Some(bound) = above.iter().find(|layer| !matches!(layer, LayerSpec::Split(_))) {
             return Err(TableRefusal::Layer(bound.to_string()).into());

@@ -4,7 +4,7 @@
 //! `#` in the arguments. Arguments are cut as the kernel cuts them: at white space, a backslash taking the next
 //! character as it is. Whether the targets make sense together is the loader's matter.
 
-use super::SpecError;
+use super::{PathSpec, SpecError};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -36,6 +36,8 @@ pub struct TableSpec {
     pub lines: Vec<LineSpec>,
     /// Where relative paths in it begin. Empty: where the process does.
     pub base: PathBuf,
+    /// How the paths of its multipath targets are looked after.
+    pub paths: PathSpec,
 }
 
 impl TableSpec {
@@ -99,7 +101,7 @@ impl FromStr for TableSpec {
                 "write START LENGTH KIND ARGUMENTS, in sectors",
             ));
         }
-        Ok(TableSpec { lines, base: PathBuf::new() })
+        Ok(TableSpec { lines, ..TableSpec::default() })
     }
 }
 

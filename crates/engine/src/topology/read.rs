@@ -2,7 +2,8 @@
 
 use super::{DEPTH_MAX, DeviceSpec, ExportKind, ExportSpec, NbdOptions, Problem, QUEUES_MAX, Topology};
 use crate::spec::{
-    DeviceName, FuseSpec, LoopSpec, NbdAddress, NbdDeviceSpec, StackSpec, TlsMode, TlsSpec, UblkSpec,
+    DeviceName, FuseSpec, LoopSpec, NbdAddress, NbdDeviceSpec, StackSpec, TableSpec, TlsMode, TlsSpec,
+    UblkSpec,
 };
 use std::fmt::Display;
 use std::path::Path;
@@ -11,7 +12,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 const TOP_KEYS: &[&str] = &["device", "export", "poll", "queues", "ring"];
-const DEVICE_KEYS: &[&str] = &["stack", "table", "layers", "limits", "depth"];
+const DEVICE_KEYS: &[&str] = &["stack", "table", "multipath", "layers", "limits", "depth"];
 const EXPORT_KEYS: &[&str] = &[
     "device",
     "fuse",
@@ -131,6 +132,13 @@ impl Reader<'_> {
                 self.required(at, "stack", "stack = \"file:disk.img\"");
                 self.parsed(at, "stack")
             }
+        };
+        let paths = self.parsed(at, "multipath");
+        let stack = match (stack, paths) {
+            (Some(StackSpec::Table(table)), Some(paths)) => {
+                Some(StackSpec::Table(TableSpec { paths, ..table }))
+            }
+            (stack, _) => stack,
         };
         let layers = self.layers(at);
         let limits = self.limits(at);

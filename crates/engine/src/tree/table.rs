@@ -200,7 +200,7 @@ fn target(
     let devices: Vec<Tree> = opening.opened.into_iter().map(|opened| opened.tree).collect();
     let tree = Tree::over(target.clone(), devices.clone()).map_err(Unmade::Limits)?;
     let block = tree.profile.limits.logical_block_size.sectors().0.max(1);
-    if place.start.0 % block != 0 || place.len.0 % block != 0 {
+    if [place.start.0, place.len.0].iter().any(|sectors| !sectors.is_multiple_of(block)) {
         return Err(Unmade::Target(TargetError::of(format!(
             "table line (start sect {} len {}) not aligned to h/w logical block size {}",
             place.start.0,

@@ -38,8 +38,8 @@ pub struct MultipathNode {
     group: Option<u16>,
     epoch: u64,
     started: Box<[Started]>,
-    /// Requests that wait for a path, in the order they came.
-    kept: Vec<Cookie>,
+    /// Requests that wait for a path, in the order they came, and since when.
+    kept: Vec<(Cookie, Nanos)>,
     alarm_set: bool,
     published: Arc<Published>,
     /// What is shown of the selectors is no longer true.
@@ -126,7 +126,7 @@ impl MultipathNode {
     }
 
     fn keep<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
-        self.kept.push(io);
+        self.kept.push((io, cx.now()));
         self.set_alarm(cx);
         Verdict::Held
     }
@@ -208,7 +208,10 @@ impl<R: Ring> Node<R> for MultipathNode {
             self.look();
         }
         if self.group.is_some() || self.shared.hands_back() || !self.shared.keeps(cx.now()) {
-            self.kept.drain(..).for_each(|io| cx.resume(io, 0));
+            if let Some((_, since)) = self.kept.first() {
+                self.shared.waited(cx.now().since(*since));
+            }
+            self.kept.drain(..).for_each(|(io, _)| cx.resume(io, 0));
         }
         if !self.kept.is_empty() {
             self.set_alarm(cx);
@@ -230,7 +233,7 @@ impl<R: Ring> Node<R> for MultipathNode {
 
     fn cancel(&mut self, io: Cookie, cx: &mut Cx<'_, R>) {
         // Whoever holds it below is asked by the queue itself; what is held here waits for a path.
-        if let Some(place) = self.kept.iter().position(|&kept| kept == io) {
+        if let Some(place) = self.kept.iter().position(|&(kept, _)| kept == io) {
             self.kept.remove(place);
             cx.resume(io, -i64::from(Status::Timeout.errno()));
         }

@@ -67,7 +67,11 @@ impl<R: Ring> Layer<R> for MultipathLayer {
 
     fn describe(&self) -> Vec<Fact> {
         let paths = self.shared.config().path_count();
-        vec![("multipath", format!("{} of {paths} paths work", self.shared.valid()))]
+        let mut facts = vec![("multipath", format!("{} of {paths} paths work", self.shared.valid()))];
+        if let Some(longest_ns) = self.shared.longest_wait_ns() {
+            facts.push(("longest wait for a path", format!("{} ms", longest_ns.div_ceil(1_000_000))));
+        }
+        facts
     }
 }
 
@@ -98,5 +102,9 @@ impl<R: Ring> Target<R> for MultipathLayer {
 
     fn resume(&self) {
         self.shared.resume();
+    }
+
+    fn paths(&self) -> Option<Arc<Multipath>> {
+        Some(self.shared.clone())
     }
 }

@@ -25,6 +25,8 @@ const NONE: u32 = u32::MAX;
 #[repr(align(64))]
 struct Path {
     active: AtomicBool,
+    /// It was taken out of use by a message, and is put into use by nothing else.
+    told: AtomicBool,
     fails: AtomicU32,
     /// The number of its group.
     group: u32,
@@ -82,6 +84,8 @@ pub struct Multipath {
     no_path_timeout_ns: AtomicU64,
     /// Since when there is none; 0: there is one, or nobody has looked.
     no_path_since_ns: AtomicU64,
+    /// How long a request was kept at most, in nanoseconds.
+    longest_wait_ns: AtomicU64,
     /// Things that someone may wait for.
     events: AtomicU32,
     /// One for each queue that there is or was. The control plane's business.
@@ -108,6 +112,7 @@ impl Multipath {
             });
             paths.extend(group.paths.iter().map(|_| Path {
                 active: AtomicBool::new(true),
+                told: AtomicBool::new(false),
                 fails: AtomicU32::new(0),
                 group: number as u32,
             }));
@@ -123,6 +128,7 @@ impl Multipath {
             suspended: AtomicU32::new(0),
             no_path_timeout_ns: AtomicU64::new(0),
             no_path_since_ns: AtomicU64::new(0),
+            longest_wait_ns: AtomicU64::new(0),
             events: AtomicU32::new(0),
             published: Mutex::default(),
             config,
@@ -182,8 +188,48 @@ impl Multipath {
         true
     }
 
+    /// Whether a path is out of use and may be put into use by whoever finds that it works.
+    pub fn wants_check(&self, path: usize) -> bool {
+        !self.is_active(path) && !self.paths[path].told.load(Acquire)
+    }
+
+    /// A request was kept for so long.
+    pub(super) fn waited(&self, wait_ns: u64) {
+        self.longest_wait_ns.fetch_max(wait_ns, Relaxed);
+    }
+
+    /// How long a request was kept at most; `None`: none was.
+    pub fn longest_wait_ns(&self) -> Option<u64> {
+        Some(self.longest_wait_ns.load(Relaxed)).filter(|&wait_ns| wait_ns > 0)
+    }
+
+    /// The group in use; `None`: none was chosen yet, or another was asked for.
+    pub fn current(&self) -> Option<usize> {
+        match self.chosen() {
+            (NONE, _) => None,
+            (_, next) if next != NONE => None,
+            (current, _) => Some(current as usize),
+        }
+    }
+
+    /// The first group that is not bypassed and has a path: where requests would go if none were in use.
+    pub fn best(&self) -> Option<usize> {
+        self.first_with_path().map(|group| group as usize)
+    }
+
+    /// Go back to a group, if `from` is still in use. Unlike a message to switch it enables no other.
+    pub fn fail_back(&self, from: usize, to: usize) -> bool {
+        let (was, now) = (pack(from as u32, NONE), pack(NONE, to as u32));
+        let done = self.chosen.compare_exchange(was, now, AcqRel, Acquire).is_ok();
+        if done {
+            self.happened();
+        }
+        done
+    }
+
     /// Put a path into use again (MP-2). Whether it was out of use.
     pub fn reinstate_path(&self, path: usize) -> bool {
+        self.paths[path].told.store(false, Release);
         if self.paths[path].active.swap(true, AcqRel) {
             return false;
         }
@@ -332,7 +378,9 @@ impl Multipath {
             (["enable_group", _], [_, number]) => self.bypass(group(number)?, false),
             (["switch_group", _], [_, number]) => self.switch_group(group(number)?),
             (["fail_path", _], [_, path]) => {
-                self.fail_path(find(path).ok_or(MessageError::Invalid)?);
+                let path = find(path).ok_or(MessageError::Invalid)?;
+                self.paths[path].told.store(true, Release);
+                self.fail_path(path);
             }
             (["reinstate_path", _], [_, path]) => {
                 self.reinstate_path(find(path).ok_or(MessageError::Invalid)?);

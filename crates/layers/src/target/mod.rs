@@ -36,6 +36,7 @@ pub use table::{Row, TableLayer};
 pub use words::{Words, long_number, number};
 
 use crate::Layer;
+use crate::multipath::Multipath;
 use block::{Bytes, Profile, Sectors};
 use queue::Ring;
 use std::io;
@@ -77,6 +78,11 @@ pub trait Target<R: Ring>: Layer<R> {
 
     /// The device goes on, or its table is in use for the first time.
     fn resume(&self) {}
+
+    /// Its paths, if its devices are ways to one disk: whoever looks after those checks them.
+    fn paths(&self) -> Option<Arc<Multipath>> {
+        None
+    }
 }
 
 /// What is asked of [`Target::status`].
