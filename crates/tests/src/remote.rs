@@ -21,6 +21,21 @@ pub fn serve_as(sandbox: &Sandbox, name: &str, stack: &str, more: &[&str]) -> Se
     sandbox.start(&mut sandbox.blockyard(&arguments), 1)
 }
 
+/// A device made from a table, as NAME on NAME.sock in the sandbox.
+///
+/// # Panics
+/// If it does not come up.
+#[track_caller]
+pub fn table_as(sandbox: &Sandbox, name: &str, table: &str, more: &[&str]) -> Server {
+    let file = sandbox.text(&format!("{name}.table"), table);
+    let export = format!("unix:{}", sandbox.path(&format!("{name}.sock")).display());
+    let file = file.to_string_lossy();
+    let mut arguments = vec!["serve", "--table", &*file, "--name", name, "--nbd", &export];
+    arguments.extend(["--ring", sandbox.engine().name()]);
+    arguments.extend(more);
+    sandbox.start(&mut sandbox.blockyard(&arguments), 1)
+}
+
 /// A device named `front` over the export that a URI names, which may have options of the stack behind it.
 ///
 /// # Panics
@@ -62,7 +77,16 @@ impl Foreign {
     /// If it does not come up.
     #[track_caller]
     pub fn nbdkit(sandbox: &Sandbox, words: &[&str]) -> Foreign {
-        let socket = sandbox.path("foreign.sock");
+        Foreign::nbdkit_as(sandbox, "foreign", words)
+    }
+
+    /// The same on NAME.sock.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    #[track_caller]
+    pub fn nbdkit_as(sandbox: &Sandbox, name: &str, words: &[&str]) -> Foreign {
+        let socket = sandbox.path(&format!("{name}.sock"));
         let mut command = sandbox.tool(&["nbdkit", "--foreground", "--exit-with-parent", "-U"]);
         command.arg(&socket).args(words);
         Foreign::start(command, socket)

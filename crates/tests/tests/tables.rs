@@ -1,0 +1,206 @@
+//! Device-mapper's tables with the real binary: what is read, refused and shown; two slots, swaps under load,
+//! suspending; devices that stand on devices.
+
+use blockyard_tests::on_both_engines;
+use blockyard_tests::peer::Peer;
+use blockyard_tests::remote::{fio, fio_verify, table_as};
+use blockyard_tests::server::{Engine, Sandbox, noise};
+use blockyard_tests::tools::{PATIENCE, missing, until, wait_within};
+use proto::nbd::{CommandFlags, NbdError};
+use std::time::{Duration, Instant};
+
+on_both_engines!(
+    requests_are_carried_out_where_the_table_says,
+    tables_swapped_under_load_lose_nothing,
+    what_a_suspension_held_back_is_carried_out_by_the_table_that_comes,
+);
+
+const MIB: u64 = 1 << 20;
+
+fn requests_are_carried_out_where_the_table_says(engine: Engine) {
+    let sandbox = Sandbox::new(engine);
+    let image = sandbox.image("a.img", 4 * MIB);
+    let table = "0 2048 linear a.img 4096\n2048 2048 zero\n4096 2048 error\n6144 2048 linear a.img 0\n";
+    let server = table_as(&sandbox, "t", table, &[]);
+    let mut peer = Peer::connect(&server.socket(), "t");
+    let data = noise(1, 8192);
+    // Over the end of the first target: half of it is kept, the other half is not.
+    peer.write(MIB - 4096, &data, CommandFlags::NONE).unwrap();
+    peer.write(3 * MIB, &data, CommandFlags::NONE).unwrap();
+    peer.flush().unwrap();
+    let mut expected = data[..4096].to_vec();
+    expected.resize(8192, 0);
+    assert_eq!(peer.read(MIB - 4096, 8192).unwrap(), expected);
+    assert_eq!(peer.read(2 * MIB, 512), Err(NbdError::Io));
+    assert_eq!(peer.read(2 * MIB - 4096, 8192), Err(NbdError::Io), "one piece fails, so does the whole");
+    let file = std::fs::read(image).unwrap();
+    assert_eq!(file[..8192], data, "what lies at 3 MiB of the device begins the file");
+    assert_eq!(file[3 * MIB as usize - 4096..3 * MIB as usize], data[..4096]);
+    assert_eq!(sandbox.run(&["table", "t"]).ok().lines().next(), Some("0 2048 linear a.img 4096"));
+    assert_eq!(sandbox.run(&["status", "t"]).ok().lines().nth(1), Some("2048 2048 zero "));
+    peer.disconnect();
+}
+
+fn tables_swapped_under_load_lose_nothing(engine: Engine) {
+    if missing(&["fio"]) {
+        return;
+    }
+    let sandbox = Sandbox::new(engine);
+    sandbox.image("a.img", 32 * MIB);
+    // The same sectors in pieces of several kinds: the table differs, the data must not.
+    let tables = [
+        "0 65536 linear a.img 0",
+        "0 8192 linear a.img 0\n8192 24 linear a.img 8192\n8216 57320 linear a.img 8216",
+        "0 65536 multipath 0 0 1 1 round-robin 0 2 0 a.img a.img",
+    ]
+    .map(|text| text.to_owned());
+    let files: Vec<_> =
+        tables.iter().enumerate().map(|(n, text)| sandbox.text(&format!("{n}.table"), text)).collect();
+    let server = table_as(&sandbox, "t", &tables[0], &["--queues", "2"]);
+    let mut load = fio(&server, "--size=8M --bs=512-64k --iodepth=16 --numjobs=2 --offset_increment=16M");
+    load.args(["--verify_backlog=64", "--time_based", "--runtime=2", "--fsync=16", "--output=/dev/null"]);
+    let mut load = load.spawn().unwrap();
+    let end = Instant::now() + Duration::from_secs(2);
+    let mut swaps = 0;
+    while Instant::now() < end {
+        // A multipath table is followed by none of another kind.
+        let next = swaps % 2;
+        sandbox.run(&["table", "t", "--load", &files[next].to_string_lossy()]).ok();
+        sandbox.run(&["resume", "t"]).ok();
+        swaps += 1;
+    }
+    let status = wait_within(&mut load, PATIENCE).expect("fio ends");
+    assert!(status.success(), "{status} after {swaps} swaps: {}", server.log());
+    assert!(swaps > 5, "{swaps} swaps");
+    sandbox.run(&["table", "t", "--load", &files[2].to_string_lossy()]).ok();
+    sandbox.run(&["resume", "t"]).ok();
+    fio_verify(&server, "--size=4M --bs=4k --iodepth=8");
+    let refused = sandbox.run(&["table", "t", "--load", &files[0].to_string_lossy()]).failed_with(1);
+    assert!(refused.contains("can't replace immutable target type multipath"), "{refused}");
+}
+
+fn what_a_suspension_held_back_is_carried_out_by_the_table_that_comes(engine: Engine) {
+    let sandbox = Sandbox::new(engine);
+    let (one, two) = (sandbox.image("one.img", MIB), sandbox.image("two.img", MIB));
+    let server = table_as(&sandbox, "t", "0 2048 linear one.img 0", &[]);
+    sandbox.run(&["suspend", "t"]).ok();
+    let socket = server.socket();
+    let data = noise(2, 4096);
+    let sent = data.clone();
+    let writer = std::thread::spawn(move || {
+        let mut peer = Peer::connect(&socket, "t");
+        peer.write(0, &sent, CommandFlags::NONE).unwrap();
+        peer.flush().unwrap();
+        peer.disconnect();
+    });
+    let table = sandbox.text("two.table", "0 2048 linear two.img 0");
+    sandbox.run(&["table", "t", "--load", &table.to_string_lossy()]).ok();
+    assert_eq!(sandbox.run(&["table", "t", "--inactive"]).ok(), "0 2048 linear two.img 0\n");
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(!writer.is_finished(), "it is held back");
+    sandbox.run(&["resume", "t"]).ok();
+    writer.join().unwrap();
+    assert_eq!(std::fs::read(two).unwrap()[..4096], data);
+    assert!(std::fs::read(one).unwrap().iter().all(|&byte| byte == 0), "nothing of it went the old way");
+}
+
+#[test]
+fn a_table_that_grows_is_seen_by_clients_that_come() {
+    let sandbox = Sandbox::default();
+    let server = table_as(&sandbox, "t", "0 2048 zero", &[]);
+    let size = |name: &str| {
+        let shown = sandbox.run(&["show", name]).ok();
+        shown.lines().find_map(|line| line.strip_prefix("size")).map(|line| line.trim().to_owned())
+    };
+    assert_eq!(size("t").as_deref(), Some("1M (1048576 bytes)"));
+    let table = sandbox.text("grown", "0 2048 zero\n2048 2048 linear ram:4M 0\n");
+    sandbox.run(&["table", "t", "--load", &table.to_string_lossy()]).ok();
+    assert_eq!(size("t").as_deref(), Some("1M (1048576 bytes)"), "not before it is resumed");
+    sandbox.run(&["resume", "t"]).ok();
+    assert_eq!(size("t").as_deref(), Some("2M (2097152 bytes)"));
+    let mut peer = Peer::connect(&server.socket(), "t");
+    peer.write(MIB, &[7; 512], CommandFlags::NONE).unwrap();
+    assert_eq!(peer.read(MIB, 512).unwrap(), [7; 512]);
+    peer.disconnect();
+}
+
+#[test]
+fn bad_tables_are_refused_in_the_kernels_words() {
+    let sandbox = Sandbox::default();
+    sandbox.image("a.img", MIB);
+    let cases = [
+        ("0 2048", "Invalid format on line 1"),
+        ("# nothing", "no targets specified"),
+        ("0 8 swim", "swim: unknown target type"),
+        ("8 8 zero", "zero: Gap in table"),
+        ("0 8 zero\n16 8 zero", "line 2 of the table: zero: Gap in table"),
+        ("0 8 zero\n4 8 zero", "line 2 of the table: zero: Gap in table"),
+        ("0 0 zero", "zero-length target"),
+        ("0 8 zero\n8 8 multipath 0 0 0 0", "multipath: singleton target type must appear alone in table"),
+        ("0 8 multipath 0 0 0 0\n8 8 zero", "multipath: singleton target type must appear alone in table"),
+        ("0 8 linear a.img", "linear: Invalid argument count"),
+        ("0 8 linear a.img x", "linear: Invalid device sector"),
+        ("0 8 linear none.img 0", "linear: Device lookup failed"),
+        ("0 8 linear 4095:7 0", "there is no such block device"),
+        ("0 2049 linear a.img 0", "a.img too small for target: start=0, len=2049, dev_size=2048"),
+        ("0 8 linear a.img 2048", "a.img too small for target: start=2048, len=8, dev_size=2048"),
+        ("0 8 multipath 0 0 1 1 fastest 0 1 0 a.img", "multipath: unknown path selector type"),
+        ("0 8 multipath 0 0 1 0", "multipath: invalid initial priority group"),
+        ("0 8 zero 1", "zero: No arguments required"),
+    ];
+    for (text, why) in cases {
+        let file = sandbox.text("bad.table", text);
+        let outcome = sandbox.run(&["serve", "--table", &file.to_string_lossy(), "--name", "t"]);
+        let code = outcome.status.code();
+        let said = outcome.failed();
+        assert!(said.contains(why), "{text}: {said}");
+        assert!(matches!(code, Some(1 | 2)), "{text}: {code:?}");
+    }
+    assert!(sandbox.run(&["list"]).ok().lines().count() <= 1, "nothing is left of them");
+}
+
+#[test]
+fn a_device_of_the_process_stands_under_another_and_changes_under_it() {
+    let sandbox = Sandbox::default();
+    sandbox.image("one.img", 2 * MIB);
+    sandbox.image("two.img", 2 * MIB);
+    let server = sandbox.up(
+        &format!(
+            "[device.upper]\ntable = \"0 1024 linear lower 1024\"\n[device.lower]\ntable = \"\"\"\n0 2048 linear one.img 0\n\"\"\"\n\
+             [[export]]\ndevice = \"upper\"\nnbd = \"unix:{0}\"\n[[export]]\ndevice = \"lower\"\nnbd = \"unix:{0}\"\n",
+            sandbox.path("s.sock").display()
+        ),
+        2,
+    );
+    let (mut upper, mut lower) =
+        (Peer::connect(&server.socket(), "upper"), Peer::connect(&server.socket(), "lower"));
+    upper.write(0, &[1; 512], CommandFlags::NONE).unwrap();
+    assert_eq!(lower.read(MIB / 2, 512).unwrap(), [1; 512]);
+    assert_eq!(sandbox.run(&["table", "upper"]).ok(), "0 1024 linear lower 1024\n");
+    // What the lower one is by now holds for the upper one, too.
+    let table = sandbox.text("two.table", "0 2048 linear two.img 0");
+    sandbox.run(&["table", "lower", "--load", &table.to_string_lossy()]).ok();
+    sandbox.run(&["resume", "lower"]).ok();
+    assert_eq!(upper.read(0, 512).unwrap(), [0; 512]);
+    upper.write(0, &[2; 512], CommandFlags::NONE).unwrap();
+    assert_eq!(lower.read(MIB / 2, 512).unwrap(), [2; 512]);
+    let refused = sandbox.run(&["del", "lower"]).failed_with(1);
+    assert!(refused.contains("upper stands on it"), "{refused}");
+    let circle = sandbox.text("circle", "0 1024 linear upper 0");
+    let refused = sandbox.run(&["table", "lower", "--load", &circle.to_string_lossy()]).failed_with(1);
+    assert!(refused.contains("it would stand on itself"), "{refused}");
+    // Held back below is held back above.
+    sandbox.run(&["suspend", "lower"]).ok();
+    let reader = std::thread::spawn(move || {
+        let read = upper.read(0, 512).unwrap();
+        upper.disconnect();
+        read
+    });
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(!reader.is_finished());
+    sandbox.run(&["resume", "lower"]).ok();
+    assert_eq!(reader.join().unwrap(), [2; 512]);
+    lower.disconnect();
+    let ended = until(PATIENCE, || sandbox.run(&["del", "upper"]).status.success().then_some(()));
+    assert!(ended.is_some());
+}
