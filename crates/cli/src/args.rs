@@ -133,7 +133,9 @@ Exports:
   --fuse FILE                      the device as one file, by FUSE: as root, or with fusermount3 for others.
                                    What is flushed there is flushed to the backend; holes and zeroes are
                                    passed on; nothing is cached. With passthrough the kernel reads and writes
-                                   the file behind the device itself, and nothing is counted.
+                                   the file behind the device itself, and nothing is counted. uring=auto|on|off
+                                   says whether requests come through io_uring: where the kernel offers it
+                                   (6.14, fuse.enable_uring=Y) and we are root, unless told otherwise.
   --nbd-device[=[N][,connections=N][,timeout=TIME][,dead_conn_timeout=TIME][,block=SIZE]]
                                    /dev/nbdN of the kernel's nbd driver, or any that is free. One that a
                                    server of a device of this name left when it died is taken over.
@@ -220,12 +222,12 @@ pub(crate) struct ServeArgs {
     #[arg(long, help_heading = "Exports")]
     pub(crate) tls_verify_peer: bool,
     /// Show it as a file: mount it on FILE, which is empty or not there yet
-    #[arg(long, value_name = "FILE[,passthrough]", help_heading = "Exports")]
+    #[arg(long, value_name = "FILE[,passthrough,uring=auto|on|off]", help_heading = "Exports")]
     pub(crate) fuse: Vec<String>,
     /// Show it as a loop device of the kernel, with direct I/O to it: any that is free, or /dev/loopN. As root
     #[arg(
         long = "loop",
-        value_name = "N,partscan,passthrough",
+        value_name = "N,partscan,passthrough,uring=auto|on|off",
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "",

@@ -9,11 +9,13 @@
 
 #![deny(unsafe_code)]
 
+mod abort;
 mod fusermount;
 mod mount;
 mod mounts;
 mod sys;
 
+pub use abort::{abort, can_abort};
 pub use mount::{Mount, MountError, MountOptions, is_covered, is_dead, unmount};
 pub use mounts::{FS_TYPE, Mounted, SOURCE_PREFIX, mounts, parse_mountinfo};
 pub use sys::{backing_close, backing_open, clone_descriptor};

@@ -131,7 +131,9 @@ pub fn is_covered(path: &Path, name: &str) -> bool {
 pub fn is_dead(path: &Path) -> bool {
     // What the kernel remembers of the file outlives its server.
     let asked = statx(CWD, path, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS);
-    asked.is_err_and(|why| why == rustix::io::Errno::NOTCONN)
+    // The second: it was asked while the kernel took back what it had given to the server.
+    let dead = [rustix::io::Errno::NOTCONN, rustix::io::Errno::CONNABORTED];
+    asked.is_err_and(|why| dead.contains(&why))
         && mounts().is_ok_and(|all| all.iter().any(|one| one.path == path && one.device_name().is_some()))
 }
 

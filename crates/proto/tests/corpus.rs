@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use blockyard_proto::fuse;
 use blockyard_proto::nbd::fuzzing;
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -11,12 +12,14 @@ use proptest::test_runner::TestRunner;
 
 type Body = fn(&[u8]);
 
-const TARGETS: [(&str, Body); 5] = [
+const TARGETS: [(&str, Body); 7] = [
     ("nbd_server_handshake", fuzzing::server_handshake),
     ("nbd_request", fuzzing::request),
     ("nbd_client_handshake", fuzzing::client_handshake),
     ("nbd_replies", fuzzing::replies),
     ("nbd_uri", fuzzing::uri),
+    ("fuse_call", fuse::fuzzing::call),
+    ("fuse_entry", fuse::fuzzing::entry),
 ];
 
 /// Every input that is kept for a target, with its name. There must be some.
@@ -49,7 +52,7 @@ fn every_target_has_a_corpus_and_every_corpus_a_target() {
     let mut folders: Vec<_> = std::fs::read_dir(root.join("corpus"))
         .expect("there are corpora")
         .map(|entry| entry.expect("the folder is readable").file_name().into_string().expect("a plain name"))
-        .filter(|name| name.starts_with("nbd_"))
+        .filter(|name| name.starts_with("nbd_") || name.starts_with("fuse_"))
         .collect();
     folders.sort();
     let mut targets = TARGETS.map(|(target, _)| target);

@@ -103,6 +103,7 @@ const NEWER: &[(&str, u64)] = &[
     ("FUSE_INIT_EXT", init::INIT_EXT),
     ("FUSE_DIRECT_IO_ALLOW_MMAP", init::DIRECT_IO_ALLOW_MMAP),
     ("FUSE_PASSTHROUGH", init::PASSTHROUGH),
+    ("FUSE_OVER_IO_URING", init::OVER_IO_URING),
 ];
 
 #[test]

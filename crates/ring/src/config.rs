@@ -81,6 +81,19 @@ impl Token {
     }
 }
 
+/// A command for the driver behind a file that says more than others ([`command_wide`](crate::KernelRing::command_wide)).
+#[derive(Clone, Copy, Debug)]
+pub struct WideCommand {
+    /// The driver's number for it.
+    pub op: u32,
+    /// What it says.
+    pub argument: [u8; 24],
+    /// The entry's own address.
+    pub address: u64,
+    /// The entry's own length.
+    pub len: u32,
+}
+
 /// What [`turn`](crate::KernelRing::turn) does when there is nothing to hand out yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wait {

@@ -29,7 +29,9 @@ mod timers;
 mod uring;
 mod waker;
 
-pub use config::{Choice, Chunk, EngineInfo, Event, ReceiveEnd, RingConfig, SocketId, Token, Wait};
+pub use config::{
+    Choice, Chunk, EngineInfo, Event, ReceiveEnd, RingConfig, SocketId, Token, Wait, WideCommand,
+};
 pub use memory::{ForeignMemory, KERNEL_BUFFER_SHIFT};
 pub use ring::KernelRing;
 pub use waker::Waker;

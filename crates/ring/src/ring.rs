@@ -1,6 +1,6 @@
 //! The ring itself: picks the engine, and hands each wish to it or to what both share.
 
-use crate::config::{Choice, Chunk, EngineInfo, Event, RingConfig, SocketId, Token, Wait};
+use crate::config::{Choice, Chunk, EngineInfo, Event, RingConfig, SocketId, Token, Wait, WideCommand};
 use crate::core::Core;
 use crate::epoll::Epoll;
 use crate::memory::ForeignMemory;
@@ -271,6 +271,18 @@ impl KernelRing {
     pub fn cancel_numbers(&mut self, token: Token) {
         if let Engine::Uring(uring) = &mut *self.engine {
             uring.cancel_numbers(token);
+        }
+    }
+
+    /// Hand a driver a command as [`command_at`](KernelRing::command_at) does, with more to say, and the entry's own length.
+    #[inline]
+    pub fn command_wide(&mut self, token: Token, file: FileId, command: &WideCommand) {
+        match &mut *self.engine {
+            Engine::Uring(uring) => uring.command_wide(&self.core, token, file, command),
+            Engine::Epoll(_) => {
+                let result = -i64::from(libc::EOPNOTSUPP);
+                self.core.events.push_back(Event::Ended { token, result });
+            }
         }
     }
 

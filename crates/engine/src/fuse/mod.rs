@@ -11,17 +11,19 @@ use crate::reactor::Attach;
 use crate::spec::{Bytes, FuseSpec};
 use exports::fuse::{FileFacts, Shared};
 use fuse::{Mount, MountError, MountOptions};
+use over_uring::Choice;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+mod over_uring;
 mod users;
 
 pub use users::{User, users_of};
 
-/// How long the kernel may take for its first words, which are needed before I/O can pass us by.
+/// How long the kernel may take for its first words, by which we know that somebody takes what it asks for.
 const FIRST_WORDS_MAX: Duration = Duration::from_secs(5);
 /// How often that is looked for: 0.2 ms.
 const LOOK: Duration = Duration::from_micros(200);
@@ -45,6 +47,15 @@ pub enum FuseError {
     Passthrough {
         /// Why.
         why: String,
+    },
+    /// Requests cannot come through io_uring.
+    #[error("uring=on: {0}")]
+    OverUring(String),
+    /// The kernel did not say what it can.
+    #[error("{}: the kernel said nothing within {} s of mounting (is the machine overloaded? try again)", path.display(), FIRST_WORDS_MAX.as_secs())]
+    NoWords {
+        /// Where.
+        path: PathBuf,
     },
     /// Somebody uses the file.
     #[error("{} is in use{users} (end that, or delete it with --force: what is not written is lost)", path.display())]
@@ -70,6 +81,8 @@ pub(crate) struct FuseExport {
     /// The device's.
     name: String,
     shared: Arc<Shared>,
+    /// Which way requests come, and why.
+    way: Choice,
     /// To speak to the kernel by; gone with the mount.
     device: Mutex<Option<OwnedFd>>,
 }
@@ -97,11 +110,12 @@ impl FuseExport {
         below_a_disk: bool,
     ) -> Result<FuseExport, FuseError> {
         let backing = if spec.passthrough { Some(passed_through(device)?) } else { None };
+        let way = over_uring::choose(spec, host)?;
         let options = MountOptions { name: device.name().to_owned(), read_only: device.read_only() };
         let (mount, descriptor) = Mount::new(&spec.path, &options)?;
-        let shared = Arc::new(Shared::new(facts(device, spec)));
+        let shared = Arc::new(Shared::new(facts(device, spec, way.wanted)));
         let name = options.name;
-        let export = FuseExport { mount, name, shared, device: Mutex::new(Some(descriptor)) };
+        let export = FuseExport { mount, name, shared, way, device: Mutex::new(Some(descriptor)) };
         match export.serve(host, device, backing, below_a_disk) {
             Ok(()) => Ok(export),
             Err(why) => {
@@ -133,8 +147,6 @@ impl FuseExport {
             };
             host.attach_to(number, device.clone(), adoption(clone, self.shared.clone(), below_a_disk));
         }
-        let Some(backing) = backing else { return Ok(()) };
-        let refused = |why: String| FuseError::Passthrough { why };
         let deadline = Instant::now() + FIRST_WORDS_MAX;
         let agreement = loop {
             match self.shared.agreement() {
@@ -142,7 +154,15 @@ impl FuseExport {
                 agreement => break agreement,
             }
         };
-        if agreement != Some(true) {
+        let Some(passthrough) = agreement else {
+            return Err(FuseError::NoWords { path: self.mount.path().to_owned() });
+        };
+        if self.way.wanted {
+            over_uring::enlist(host, device, &self.shared);
+        }
+        let Some(backing) = backing else { return Ok(()) };
+        let refused = |why: String| FuseError::Passthrough { why };
+        if !passthrough {
             return Err(refused("this kernel cannot do that (6.9 and later can)".to_owned()));
         }
         let number = fuse::backing_open(descriptor.as_fd(), backing.as_fd());
@@ -153,6 +173,13 @@ impl FuseExport {
     /// Where it is.
     pub(crate) fn path(&self) -> &Path {
         self.mount.path()
+    }
+
+    /// The number of its connection.
+    fn connection(&self) -> Option<u32> {
+        let mounts = fuse::mounts().ok()?;
+        let top = mounts.iter().rfind(|one| one.path == self.mount.path() && one.device_name().is_some())?;
+        Some(top.device.1)
     }
 
     /// Take the mount away.
@@ -167,6 +194,11 @@ impl FuseExport {
                     Err(FuseError::Unmount { path: path.to_owned(), source })
                 }
             };
+        }
+        if lazily {
+            // Whoever has the file gets errors rather than waits for us: what io_uring brings us we cannot refuse in
+            // any other way. While it is mounted, the number is nobody else's.
+            let _ = self.connection().map(fuse::abort);
         }
         match fuse::unmount(path, lazily, self.mount.made_file()) {
             Ok(()) => {}
@@ -192,7 +224,7 @@ impl Export for FuseExport {
             address: self.mount.path().display().to_string(),
             connections: u64::from(self.shared.channels() > 0),
             tls: "off".to_owned(),
-            details: std::collections::BTreeMap::new(),
+            details: [("requests".to_owned(), self.way.describe(&self.shared))].into(),
         }
     }
 
@@ -235,7 +267,7 @@ fn adoption(descriptor: OwnedFd, shared: Arc<Shared>, below_a_disk: bool) -> Att
     })
 }
 
-fn facts(device: &Device, spec: &FuseSpec) -> FileFacts {
+fn facts(device: &Device, spec: &FuseSpec, over_io_uring: bool) -> FileFacts {
     let can = device.abilities();
     FileFacts {
         size: device.size().0,
@@ -245,6 +277,7 @@ fn facts(device: &Device, spec: &FuseSpec) -> FileFacts {
         fua: can.fua,
         write_zeroes: can.write_zeroes,
         passthrough: spec.passthrough,
+        over_io_uring,
         owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
     }
 }

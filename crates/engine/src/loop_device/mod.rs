@@ -60,7 +60,7 @@ impl LoopExport {
         spec: &LoopSpec,
     ) -> Result<LoopExport, LoopError> {
         clear_stale(file);
-        let fuse = FuseSpec { path: file.to_owned(), passthrough: spec.passthrough };
+        let fuse = FuseSpec { path: file.to_owned(), passthrough: spec.passthrough, uring: spec.uring };
         let mounted = FuseExport::start_below(host, device, &fuse)?;
         let request = loopdev::Request {
             file: mounted.path().to_owned(),

@@ -1,10 +1,36 @@
-//! `--fuse FILE[,passthrough]` and `--loop[=N]`: a device as a file, and a loop device above it.
+//! `--fuse FILE[,KEY…]` and `--loop[=N][,KEY…]`: a device as a file, and a loop device above it.
 
 use super::SpecError;
 use super::items::{Escaped, Options, split};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+
+/// Whether what the kernel asks of a file of ours comes through io_uring.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub enum OverUring {
+    /// Where the kernel offers it and it pays.
+    #[default]
+    Auto,
+    /// Or refuse.
+    On,
+    /// Through `/dev/fuse`.
+    Off,
+}
+
+const URING: [(&str, OverUring); 3] =
+    [("auto", OverUring::Auto), ("on", OverUring::On), ("off", OverUring::Off)];
+
+impl OverUring {
+    fn read(options: &mut Options) -> Result<OverUring, SpecError> {
+        Ok(options.choice("uring", &URING)?.unwrap_or_default())
+    }
+
+    fn item(self) -> Option<String> {
+        let name = URING.iter().find(|(_, value)| *value == self).map_or("", |(name, _)| name);
+        (self != OverUring::Auto).then(|| format!("uring={name}"))
+    }
+}
 
 /// Where a device is shown as a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -13,6 +39,8 @@ pub struct FuseSpec {
     pub path: PathBuf,
     /// Reads and writes go past us to the file behind the device.
     pub passthrough: bool,
+    /// By which way requests come to us.
+    pub uring: OverUring,
 }
 
 impl FuseSpec {
@@ -29,18 +57,22 @@ impl FromStr for FuseSpec {
     fn from_str(text: &str) -> Result<FuseSpec, SpecError> {
         let mut items = split(text).into_iter();
         let path = items.next().unwrap_or_default();
-        let mut options = Options::new("fuse", &["passthrough"], items)?;
+        let mut options = Options::new("fuse", &["passthrough", "uring"], items)?;
         if path.is_empty() {
             return Err(SpecError::new("the file has no path", "write --fuse FILE"));
         }
-        Ok(FuseSpec { path: path.into(), passthrough: options.flag("passthrough")? })
+        let uring = OverUring::read(&mut options)?;
+        Ok(FuseSpec { path: path.into(), passthrough: options.flag("passthrough")?, uring })
     }
 }
 
 impl fmt::Display for FuseSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", Escaped(&self.path.to_string_lossy()))?;
-        if self.passthrough { f.write_str(",passthrough") } else { Ok(()) }
+        if self.passthrough {
+            f.write_str(",passthrough")?;
+        }
+        self.uring.item().map_or(Ok(()), |item| write!(f, ",{item}"))
     }
 }
 
@@ -53,12 +85,14 @@ pub struct LoopSpec {
     pub partscan: bool,
     /// Reads and writes go past us to the file behind the device.
     pub passthrough: bool,
+    /// By which way requests come to us.
+    pub uring: OverUring,
 }
 
 impl FromStr for LoopSpec {
     type Err = SpecError;
 
-    /// `[N][,partscan][,passthrough]`; nothing at all is `LoopSpec::default()`.
+    /// `[N][,partscan][,passthrough][,uring=auto|on|off]`; nothing at all is `LoopSpec::default()`.
     fn from_str(text: &str) -> Result<LoopSpec, SpecError> {
         let mut items: Vec<String> = split(text).into_iter().filter(|item| !item.is_empty()).collect();
         let number = match items.first().filter(|item| item.starts_with(|c: char| c.is_ascii_digit())) {
@@ -75,11 +109,12 @@ impl FromStr for LoopSpec {
         if number.is_some() {
             items.remove(0);
         }
-        let mut options = Options::new("loop", &["partscan", "passthrough"], items.into_iter())?;
+        let mut options = Options::new("loop", &["partscan", "passthrough", "uring"], items.into_iter())?;
         Ok(LoopSpec {
             number,
             partscan: options.flag("partscan")?,
             passthrough: options.flag("passthrough")?,
+            uring: OverUring::read(&mut options)?,
         })
     }
 }
@@ -89,6 +124,7 @@ impl fmt::Display for LoopSpec {
         let mut items: Vec<String> = self.number.iter().map(u32::to_string).collect();
         items.extend(self.partscan.then(|| "partscan".to_owned()));
         items.extend(self.passthrough.then(|| "passthrough".to_owned()));
+        items.extend(self.uring.item());
         f.write_str(&items.join(","))
     }
 }
@@ -99,17 +135,20 @@ mod tests {
 
     #[test]
     fn a_file_with_a_comma_reads_back() {
-        let spec = FuseSpec { path: "/a,b".into(), passthrough: true };
-        assert_eq!(spec.to_string(), "/a,,b,passthrough");
+        let spec = FuseSpec { path: "/a,b".into(), passthrough: true, uring: OverUring::On };
+        assert_eq!(spec.to_string(), "/a,,b,passthrough,uring=on");
         assert_eq!(spec.to_string().parse(), Ok(spec));
     }
 
     #[test]
     fn a_loop_device_has_a_number_or_none() {
         assert_eq!("".parse(), Ok(LoopSpec::default()));
-        let spec = LoopSpec { number: Some(7), partscan: true, passthrough: false };
+        let spec = LoopSpec { number: Some(7), partscan: true, ..LoopSpec::default() };
         assert_eq!("7,partscan".parse(), Ok(spec));
         assert_eq!(spec.to_string(), "7,partscan");
+        let spec = LoopSpec { uring: OverUring::Off, ..LoopSpec::default() };
+        assert_eq!((spec.to_string().as_str(), "uring=off".parse()), ("uring=off", Ok(spec)));
+        assert!("uring=perhaps".parse::<LoopSpec>().is_err());
         assert!("9999999".parse::<LoopSpec>().is_err());
         assert!("x".parse::<LoopSpec>().is_err());
     }

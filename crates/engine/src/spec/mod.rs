@@ -25,7 +25,7 @@ mod ublk;
 
 pub use block::Bytes;
 pub use export::{NBD_PORT, NbdAddress, TlsMode, TlsSpec, nbd_uri};
-pub use fuse::{FuseSpec, LoopSpec};
+pub use fuse::{FuseSpec, LoopSpec, OverUring};
 pub use images::Format;
 pub use layer::{CowSpec, LayerSpec, check_limits};
 pub use name::DeviceName;

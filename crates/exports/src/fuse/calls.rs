@@ -1,11 +1,12 @@
 //! From what the kernel asks for to requests of the stack. What needs no stack is answered at once.
 
+use super::entries::End;
 use super::shared::TRANSFER_MAX;
-use super::{Answer, Front, Pdu};
+use super::{Answer, Front, Pdu, Via};
 use crate::{FrontNumber, Turn};
 use block::{Bytes, Data, Extent, Flags, Op, Request, Segment, Tag};
 use proto::fuse::wire::{CALL_LEN_MAX, HEAD_LEN, IN_HEADER_LEN, falloc, fopen};
-use proto::fuse::{self, Call, Change, Header, Offer, Seek, Transfer};
+use proto::fuse::{self, Agreement, Call, Change, Header, Offer, Seek, Transfer};
 use queue::{Owner, Ring};
 
 /// Requests that the kernel may have under way: as many as loop devices and writers ever have together.
@@ -21,22 +22,55 @@ enum Step {
     End(i32),
     /// It was over, and this many bytes of answer lie ready.
     Ready(usize),
+    /// The same, and it is what was agreed on.
+    Agreed { len: usize, agreement: Agreement },
     /// It is not to be answered.
     Silence,
 }
 
+/// A request of the kernel's: on which channel, how it is named, and by which way it came.
+#[derive(Clone, Copy)]
+struct Asked {
+    index: usize,
+    unique: u64,
+    via: Via,
+}
+
+impl Asked {
+    fn pdu(self, answer: Answer) -> Pdu {
+        Pdu { unique: self.unique, via: self.via, answer, memory: Segment::EMPTY }
+    }
+
+    fn submit(self, answer: Answer, req: Request) -> Step {
+        Step::Submit(self.pdu(answer), req)
+    }
+}
+
 impl Front {
     /// Do what a request of the kernel asks for. `tag` is free for it.
-    pub(super) fn call(&mut self, index: usize, tag: Tag, header: &Header, turn: &mut Turn<'_>) {
-        let Some(channel) = self.channels[index].as_mut() else { return };
-        let step = match read_call(header, channel.head, channel.body, turn) {
-            Call::Read(transfer) => self.read(index, header.unique, transfer, turn),
-            Call::Write(transfer) => self.write(index, header, transfer),
-            Call::Sync => submit(header.unique, Answer::Status, Request::flush()),
-            Call::Allocate { offset, len, mode } => self.allocate(index, header.unique, offset, len, mode),
-            Call::Seek { offset, what } => self.seek(index, header.unique, offset, what, turn),
-            other => self.answer_call(index, header.unique, other, turn),
+    pub(super) fn call(
+        &mut self,
+        index: usize,
+        tag: Tag,
+        via: Via,
+        header: &Header,
+        call: Call,
+        turn: &mut Turn<'_>,
+    ) {
+        let asked = Asked { index, unique: header.unique, via };
+        let step = match call {
+            Call::Read(transfer) => self.read(asked, transfer, turn),
+            Call::Write(transfer) => self.write(asked, header, transfer),
+            Call::Sync => asked.submit(Answer::Status, Request::flush()),
+            Call::Allocate { offset, len, mode } => self.allocate(asked, offset, len, mode),
+            Call::Seek { offset, what } => self.seek(asked, offset, what, turn),
+            other => self.answer_call(asked, other, turn),
         };
+        self.take_step(asked, tag, step, turn);
+    }
+
+    fn take_step(&mut self, asked: Asked, tag: Tag, step: Step, turn: &mut Turn<'_>) {
+        let Asked { index, unique, via } = asked;
         let Some(channel) = self.channels[index].as_mut() else { return };
         let queue = channel.queue;
         match step {
@@ -48,22 +82,22 @@ impl Front {
                 let owner = Owner::new(FrontNumber::Fuse as u8, index as u32);
                 return turn.queues.touch(queue).submit(tag, owner, req, turn.ring);
             }
-            Step::End(errno) => {
-                let room = channel.answer_room();
-                let len = fuse::put_end(turn.ring.bytes_mut(room), header.unique, errno, 0);
-                channel.answer(&[room.slice(0, len as u32)], turn.ring);
+            Step::End(errno) => channel.end(via, End { unique, errno }, turn.ring),
+            Step::Ready(len) => channel.answer_from_room(via, unique, len as u32, turn.ring),
+            Step::Agreed { len, agreement } => {
+                channel.answer_from_room(via, unique, len as u32, turn.ring);
+                // Not before: what the control plane does then counts on the kernel knowing.
+                channel.shared.agree(&agreement);
             }
-            Step::Ready(len) => {
-                let room = channel.answer_room();
-                channel.answer(&[room.slice(0, len as u32)], turn.ring);
-            }
+            // An entry has to go back to the kernel, whatever it brought.
+            Step::Silence if via != Via::Device => channel.end(via, End { unique, errno: 0 }, turn.ring),
             Step::Silence => {}
         }
         turn.queues.get_mut(queue).release(tag);
     }
 
-    fn read(&mut self, index: usize, unique: u64, transfer: Transfer, turn: &mut Turn<'_>) -> Step {
-        let Some(channel) = self.channels[index].as_ref() else { return Step::Silence };
+    fn read(&mut self, asked: Asked, transfer: Transfer, turn: &mut Turn<'_>) -> Step {
+        let Some(channel) = self.channels[asked.index].as_ref() else { return Step::Silence };
         let (facts, size) = (&channel.shared.facts, channel.shared.size());
         if transfer.offset >= size || transfer.len == 0 {
             return Step::End(0);
@@ -77,9 +111,15 @@ impl Front {
         let mut req = Request::new(Op::Read, Bytes(start), Bytes(end - start));
         // Whoever has the data in memory already may answer with that, also where it is not always so.
         req.flags = Flags::MAY_LEND;
-        let mut pdu = Pdu { unique, answer, memory: Segment::EMPTY };
+        let mut pdu = asked.pdu(answer);
         let queue = channel.queue;
-        if !self.lane(queue).is_some_and(|lane| lane.lends) {
+        if let (Via::Entry { entry, .. }, Some(entries)) = (asked.via, &channel.entries) {
+            let payload = entries.payload(entry);
+            if end - start > u64::from(payload.len) {
+                return Step::End(libc::EIO);
+            }
+            (req.flags, req.data) = (Flags::NONE, Data::One(payload.slice(0, (end - start) as u32)));
+        } else if !self.lane(queue).is_some_and(|lane| lane.lends) {
             let Some(memory) = turn.ring.allocate((end - start) as u32) else {
                 return Step::End(libc::ENOMEM);
             };
@@ -89,14 +129,18 @@ impl Front {
         Step::Submit(pdu, req)
     }
 
-    fn write(&mut self, index: usize, header: &Header, transfer: Transfer) -> Step {
-        let Some(channel) = self.channels[index].as_mut() else { return Step::Silence };
+    fn write(&mut self, asked: Asked, header: &Header, transfer: Transfer) -> Step {
+        let Some(channel) = self.channels[asked.index].as_mut() else { return Step::Silence };
         let (facts, size) = (&channel.shared.facts, channel.shared.size());
         let block = u64::from(facts.block_len_min);
         if facts.read_only {
             return Step::End(libc::EROFS);
         }
-        if header.len as usize != HEAD_LEN + transfer.len as usize {
+        let brought = match asked.via {
+            Via::Device => (header.len as usize).saturating_sub(HEAD_LEN),
+            Via::Entry { payload_len, .. } => payload_len as usize,
+        };
+        if brought != transfer.len as usize || transfer.len > TRANSFER_MAX {
             return Step::End(libc::EIO);
         }
         if transfer.len == 0 {
@@ -110,10 +154,18 @@ impl Front {
         if !transfer.offset.is_multiple_of(block) || !len.is_multiple_of(block) {
             return Step::End(libc::EINVAL);
         }
-        // The data stays where it was read; the next request is read elsewhere.
-        let Some(body) = channel.body.take() else { return Step::End(libc::EIO) };
         let mut req = Request::new(Op::Write, Bytes(transfer.offset), Bytes(len));
-        req.data = Data::One(body.slice(0, len as u32));
+        let mut memory = Segment::EMPTY;
+        let data = match (asked.via, &channel.entries) {
+            (Via::Entry { entry, .. }, Some(entries)) => entries.payload(entry),
+            _ => {
+                // The data stays where it was read; the next request is read elsewhere.
+                let Some(body) = channel.body.take() else { return Step::End(libc::EIO) };
+                memory = body;
+                body
+            }
+        };
+        req.data = Data::One(data.slice(0, len as u32));
         let mut answer = Answer::Written(len as u32);
         if transfer.is_durable() {
             match facts.fua {
@@ -121,11 +173,11 @@ impl Front {
                 false => answer = Answer::FlushAfter(len as u32),
             }
         }
-        Step::Submit(Pdu { unique: header.unique, answer, memory: body }, req)
+        Step::Submit(Pdu { memory, ..asked.pdu(answer) }, req)
     }
 
-    fn allocate(&mut self, index: usize, unique: u64, offset: u64, len: u64, mode: u32) -> Step {
-        let Some(channel) = self.channels[index].as_ref() else { return Step::Silence };
+    fn allocate(&mut self, asked: Asked, offset: u64, len: u64, mode: u32) -> Step {
+        let Some(channel) = self.channels[asked.index].as_ref() else { return Step::Silence };
         let (facts, size) = (&channel.shared.facts, channel.shared.size());
         if facts.read_only {
             return Step::End(libc::EROFS);
@@ -150,11 +202,11 @@ impl Front {
         }
         let mut req = Request::new(Op::WriteZeroes, Bytes(offset), Bytes(end - offset));
         req.flags = flags;
-        submit(unique, Answer::Status, req)
+        asked.submit(Answer::Status, req)
     }
 
-    fn seek(&mut self, index: usize, unique: u64, offset: u64, what: Seek, turn: &mut Turn<'_>) -> Step {
-        let Some(channel) = self.channels[index].as_ref() else { return Step::Silence };
+    fn seek(&mut self, asked: Asked, offset: u64, what: Seek, turn: &mut Turn<'_>) -> Step {
+        let Some(channel) = self.channels[asked.index].as_ref() else { return Step::Silence };
         let hole = match what {
             Seek::Data => false,
             Seek::Hole => true,
@@ -165,7 +217,7 @@ impl Front {
         }
         match turn.ring.allocate(EXTENTS_LEN) {
             Some(memory) => {
-                let (pdu, req) = self.search(index, unique, offset, hole, memory);
+                let (pdu, req) = self.search(asked.index, &asked.pdu(Answer::Status), offset, hole, memory);
                 Step::Submit(pdu, req)
             }
             None => Step::End(libc::ENOMEM),
@@ -176,7 +228,7 @@ impl Front {
     pub(super) fn search(
         &self,
         index: usize,
-        unique: u64,
+        pdu: &Pdu,
         from: u64,
         hole: bool,
         memory: Segment,
@@ -187,14 +239,15 @@ impl Front {
         let asked = size.saturating_sub(start);
         let mut req = Request::new(Op::Extents, Bytes(start), Bytes(asked));
         req.data = Data::One(memory);
-        (Pdu { unique, answer: Answer::Found { from, asked, hole }, memory }, req)
+        (Pdu { answer: Answer::Found { from, asked, hole }, memory, ..*pdu }, req)
     }
 
     /// Calls that need no stack.
-    fn answer_call(&mut self, index: usize, unique: u64, call: Call, turn: &mut Turn<'_>) -> Step {
-        let Some(channel) = self.channels[index].as_ref() else { return Step::Silence };
+    fn answer_call(&mut self, asked: Asked, call: Call, turn: &mut Turn<'_>) -> Step {
+        let Some(channel) = self.channels[asked.index].as_ref() else { return Step::Silence };
         let shared = &channel.shared;
-        let room = turn.ring.bytes_mut(channel.answer_room());
+        let unique = asked.unique;
+        let room = turn.ring.bytes_mut(channel.answer_room(asked.via));
         match call {
             Call::GetAttr => Step::Ready(fuse::put_attributes(room, unique, &shared.attributes())),
             Call::SetAttr(change) => match changed(shared, &change) {
@@ -215,11 +268,11 @@ impl Front {
                     transfer_max: TRANSFER_MAX,
                     background_max: BACKGROUND_MAX,
                     passthrough: shared.facts.passthrough,
+                    over_io_uring: shared.facts.over_io_uring,
                 };
                 match fuse::negotiate(&offer, major, minor, max_readahead, flags) {
                     Some(agreement) => {
-                        shared.agree(agreement.has_passthrough());
-                        Step::Ready(fuse::put_init(room, unique, &agreement))
+                        Step::Agreed { len: fuse::put_init(room, unique, &agreement), agreement }
                     }
                     None => Step::End(libc::EPROTO),
                 }
@@ -230,13 +283,9 @@ impl Front {
     }
 }
 
-fn submit(unique: u64, answer: Answer, req: Request) -> Step {
-    Step::Submit(Pdu { unique, answer, memory: Segment::EMPTY }, req)
-}
-
 /// Take a request apart that lies in two pieces.
 #[inline]
-fn read_call(header: &Header, head: Segment, body: Option<Segment>, turn: &Turn<'_>) -> Call {
+pub(super) fn read_call(header: &Header, head: Segment, body: Option<Segment>, turn: &Turn<'_>) -> Call {
     let len = header.len as usize;
     let is_write = header.opcode == fuse::wire::opcode::WRITE;
     let first = turn.ring.bytes(head.slice(0, len.min(HEAD_LEN) as u32));

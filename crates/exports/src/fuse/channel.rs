@@ -1,7 +1,8 @@
 //! One descriptor of a mount's connection, and how requests are taken from it.
 
+use super::entries::{End, Entries};
 use super::shared::{Shared, TRANSFER_MAX};
-use super::{Front, Lane};
+use super::{Front, Lane, Pdu, Via};
 use crate::Turn;
 use block::{Segment, Tag};
 use proto::fuse::Header;
@@ -43,6 +44,8 @@ pub(super) struct Channel {
     /// It takes in nothing more.
     pub(super) is_over: bool,
     pub(super) in_stack: u32,
+    /// Where requests come through io_uring.
+    pub(super) entries: Option<Entries>,
 }
 
 /// What came of looking for a request.
@@ -74,12 +77,65 @@ impl Channel {
             is_hot: true,
             is_over: false,
             in_stack: 0,
+            entries: None,
         }
     }
 
     /// Where an answer is put together.
-    pub(super) fn answer_room(&self) -> Segment {
-        self.head.slice(ANSWER_AT, HEAD_ROOM - ANSWER_AT)
+    pub(super) fn answer_room(&self, via: Via) -> Segment {
+        match (via, &self.entries) {
+            (Via::Entry { entry, .. }, Some(entries)) => entries.answer_room(entry),
+            _ => self.head.slice(ANSWER_AT, HEAD_ROOM - ANSWER_AT),
+        }
+    }
+
+    /// Answer with nothing but how it went.
+    pub(super) fn end(&mut self, via: Via, end: End, ring: &mut KernelRing) {
+        match via {
+            Via::Entry { entry, .. } => self.answer_entry(entry, end, 0, ring),
+            Via::Device => {
+                let room = self.answer_room(via);
+                let len = proto::fuse::put_end(ring.bytes_mut(room), end.unique, end.errno, 0);
+                self.answer(&[room.slice(0, len as u32)], ring);
+            }
+        }
+    }
+
+    /// Answer with what was put together.
+    pub(super) fn answer_from_room(&mut self, via: Via, unique: u64, len: u32, ring: &mut KernelRing) {
+        match via {
+            Via::Entry { entry, .. } => {
+                self.answer_entry_from_room(entry, End { unique, errno: 0 }, len, ring)
+            }
+            Via::Device => {
+                let room = self.answer_room(via);
+                self.answer(&[room.slice(0, len)], ring);
+            }
+        }
+    }
+
+    /// Answer with data that was read: `len` bytes of it from `skip` on.
+    pub(super) fn answer_data(
+        &mut self,
+        pdu: &Pdu,
+        data: Segment,
+        skip: u32,
+        len: u32,
+        ring: &mut KernelRing,
+    ) {
+        match pdu.via {
+            Via::Entry { entry, .. } => {
+                if skip > 0 {
+                    ring.copy(data.slice(skip, len), data.slice(0, len));
+                }
+                self.answer_entry(entry, End { unique: pdu.unique, errno: 0 }, len, ring);
+            }
+            Via::Device => {
+                let room = self.answer_room(pdu.via);
+                let header = proto::fuse::put_end(ring.bytes_mut(room), pdu.unique, 0, len);
+                self.answer(&[room.slice(0, header as u32), data.slice(skip, len)], ring);
+            }
+        }
     }
 
     /// Read one request, if there is one.
@@ -171,7 +227,10 @@ impl Front {
         let Some(channel) = self.channels[index].as_mut() else { return };
         let head = turn.ring.bytes(channel.head.slice(0, HEAD_LEN.min(len) as u32));
         match Header::parse(head, len) {
-            Ok(header) => self.call(index, tag, &header, turn),
+            Ok(header) => {
+                let call = super::calls::read_call(&header, channel.head, channel.body, turn);
+                self.call(index, tag, Via::Device, &header, call, turn);
+            }
             Err(_) => {
                 turn.queues.get_mut(channel.queue).release(tag);
                 channel.is_over = true;

@@ -14,6 +14,7 @@
 
 mod calls;
 mod channel;
+mod entries;
 mod reply;
 mod shared;
 
@@ -41,17 +42,27 @@ enum Answer {
     Found { from: u64, asked: u64, hole: bool },
 }
 
+/// By which way a request came, and its answer goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Via {
+    /// It was read from the descriptor.
+    Device,
+    /// Through io_uring, in this entry, with so many bytes of data.
+    Entry { entry: u16, payload_len: u32 },
+}
+
 /// A request that is in the stack.
 #[derive(Clone, Copy, Debug)]
 struct Pdu {
     unique: u64,
+    via: Via,
     answer: Answer,
     /// Ours; empty when it has none.
     memory: Segment,
 }
 
 impl Pdu {
-    const VACANT: Pdu = Pdu { unique: 0, answer: Answer::Status, memory: Segment::EMPTY };
+    const VACANT: Pdu = Pdu { unique: 0, via: Via::Device, answer: Answer::Status, memory: Segment::EMPTY };
 }
 
 /// A device that is served here.
@@ -107,10 +118,17 @@ impl Front {
     }
 
     fn take_away_if_quiet(&mut self, index: usize, turn: &mut Turn<'_>) {
-        let quiet =
-            |channel: &mut Channel| channel.is_over && channel.in_stack == 0 && channel.watch == Watch::No;
+        let quiet = |channel: &mut Channel| {
+            channel.is_over
+                && channel.in_stack == 0
+                && channel.watch == Watch::No
+                && channel.entries_live() == 0
+        };
         let Some(channel) = self.channels[index].take_if(quiet) else { return };
         channel.body.into_iter().chain([channel.head]).for_each(|memory| turn.ring.free(memory));
+        if let Some(entries) = channel.entries {
+            entries.free(turn.ring);
+        }
         turn.ring.remove_file(channel.file);
         channel.shared.left();
     }
@@ -118,8 +136,11 @@ impl Front {
 
 impl FrontEnd for Front {
     fn event(&mut self, event: Event, turn: &mut Turn<'_>) {
-        let Event::Ended { token, .. } = event else { return };
+        let Event::Ended { token, result } = event else { return };
         let index = usize::from(token.index);
+        if let Some(entry) = token.number.checked_sub(1) {
+            return self.entry_ended(index, entry as u16, result, turn);
+        }
         if let Some(Some(channel)) = self.channels.get_mut(index) {
             channel.watch = Watch::No;
             self.pump(index, turn);
@@ -132,6 +153,7 @@ impl FrontEnd for Front {
 
     fn commit(&mut self, turn: &mut Turn<'_>) {
         for index in 0..self.channels.len() {
+            self.take_up_entries(index, turn);
             let Some(channel) = &mut self.channels[index] else { continue };
             if channel.is_over {
                 if channel.watch == Watch::Yes {
@@ -152,10 +174,14 @@ impl FrontEnd for Front {
             .any(|channel| channel.watch == Watch::No && !channel.is_over && channel.is_hot)
     }
 
-    fn close_lane(&mut self, queue: QueueId, _now: bool, _turn: &mut Turn<'_>) {
-        // Answers are written at once, so there is nobody who would not take them. `commit` does the rest.
+    fn close_lane(&mut self, queue: QueueId, now: bool, _turn: &mut Turn<'_>) {
+        // Answers are written at once, so there is nobody who would not take them. `commit` does the rest. Entries come
+        // back when the mount ends, which is before this, or else never.
         for channel in self.channels.iter_mut().flatten().filter(|channel| channel.queue == queue) {
             channel.is_over = true;
+            if now {
+                channel.abandon_entries();
+            }
         }
     }
 

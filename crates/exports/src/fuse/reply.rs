@@ -1,5 +1,6 @@
 //! From ended requests to answers.
 
+use super::entries::End;
 use super::{Answer, Front, Pdu};
 use crate::Turn;
 use block::{Data, Extent, Op, Request, Segment, Status};
@@ -22,8 +23,7 @@ impl Front {
         }
         queue_release(queue_id, tag, turn);
         let Some(Some(channel)) = self.channels.get_mut(index) else { return };
-        let room = channel.answer_room();
-        let bytes = turn.ring.bytes_mut(room);
+        let room = channel.answer_room(pdu.via);
         let data = match req.data {
             Data::One(segment) => segment,
             // We submit single segments only.
@@ -31,28 +31,28 @@ impl Front {
         };
         let errno = status.errno();
         match pdu.answer {
-            Answer::Data { skip, len } if errno == 0 => {
-                let header = fuse::put_end(bytes, pdu.unique, 0, len);
-                channel.answer(&[room.slice(0, header as u32), data.slice(skip, len)], turn.ring);
-            }
+            Answer::Data { skip, len } if errno == 0 => channel.answer_data(&pdu, data, skip, len, turn.ring),
             Answer::Written(len) | Answer::FlushAfter(len) if errno == 0 => {
-                let len = fuse::put_written(bytes, pdu.unique, len);
-                channel.answer(&[room.slice(0, len as u32)], turn.ring);
+                let len = fuse::put_written(turn.ring.bytes_mut(room), pdu.unique, len);
+                channel.answer_from_room(pdu.via, pdu.unique, len as u32, turn.ring);
             }
             Answer::Found { from, asked, hole } if errno == 0 => {
                 let found = found(turn.ring.bytes(pdu.memory), req.offset.0, asked, from, hole);
                 let bytes = turn.ring.bytes_mut(room);
-                let len = match found {
-                    Found::At(offset) => fuse::put_number(bytes, pdu.unique, offset),
-                    _ if hole => fuse::put_number(bytes, pdu.unique, req.offset.0 + asked),
-                    _ => fuse::put_end(bytes, pdu.unique, libc::ENXIO, 0),
+                let at = match found {
+                    Found::At(offset) => Some(offset),
+                    _ if hole => Some(req.offset.0 + asked),
+                    _ => None,
                 };
-                channel.answer(&[room.slice(0, len as u32)], turn.ring);
+                match at {
+                    Some(at) => {
+                        let len = fuse::put_number(bytes, pdu.unique, at);
+                        channel.answer_from_room(pdu.via, pdu.unique, len as u32, turn.ring);
+                    }
+                    None => channel.end(pdu.via, End { unique: pdu.unique, errno: libc::ENXIO }, turn.ring),
+                }
             }
-            _ => {
-                let len = fuse::put_end(bytes, pdu.unique, errno, 0);
-                channel.answer(&[room.slice(0, len as u32)], turn.ring);
-            }
+            _ => channel.end(pdu.via, End { unique: pdu.unique, errno }, turn.ring),
         }
         channel.in_stack -= 1;
         if pdu.memory.len > 0 {
@@ -83,7 +83,7 @@ impl Front {
             Answer::Found { from, asked, hole } => {
                 let records = turn.ring.bytes(pdu.memory);
                 match found(records, req.offset.0, asked, from, hole) {
-                    Found::Behind(from) => Some(self.search(index, pdu.unique, from, hole, pdu.memory)),
+                    Found::Behind(from) => Some(self.search(index, pdu, from, hole, pdu.memory)),
                     _ => None,
                 }
             }

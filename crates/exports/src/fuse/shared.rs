@@ -1,8 +1,9 @@
 //! What all channels of a mount share: what the file is, and how many threads serve it. Written by any of
 //! them and by the control plane, seldom; read with plain loads.
 
-use proto::fuse::{Attributes, StatFs};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::Relaxed};
+use proto::fuse::{Agreement, Attributes, StatFs};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The most that one request of the kernel moves: its own limit, unless an administrator has raised that.
@@ -25,6 +26,8 @@ pub struct FileFacts {
     pub write_zeroes: bool,
     /// Reads and writes shall go past us, where the kernel can do that.
     pub passthrough: bool,
+    /// Requests shall come through io_uring, where the kernel can do that.
+    pub over_io_uring: bool,
     /// The file's owner and group at first.
     pub owner: (u32, u32),
 }
@@ -45,6 +48,10 @@ pub struct Shared {
     /// The number of the backing file for that; 0: there is none.
     backing: AtomicI32,
     channels: AtomicU32,
+    /// The kernel and we have agreed on io_uring.
+    agreed_io_uring: AtomicBool,
+    /// The first errno, positive, with which the kernel refused an entry; 0: it refused none.
+    refused: AtomicI32,
 }
 
 impl Shared {
@@ -62,6 +69,8 @@ impl Shared {
             agreed_passthrough: AtomicBool::new(false),
             backing: AtomicI32::new(0),
             channels: AtomicU32::new(0),
+            agreed_io_uring: AtomicBool::new(false),
+            refused: AtomicI32::new(0),
         }
     }
 
@@ -83,7 +92,7 @@ impl Shared {
 
     /// Whether the first words with the kernel have been exchanged; whether it can pass I/O through.
     pub fn agreement(&self) -> Option<bool> {
-        self.agreed.load(Relaxed).then(|| self.agreed_passthrough.load(Relaxed))
+        self.agreed.load(Acquire).then(|| self.agreed_passthrough.load(Relaxed))
     }
 
     /// From here on files that are opened are passed through to the backing file of that number.
@@ -96,9 +105,29 @@ impl Shared {
         Some(self.backing.load(Relaxed)).filter(|number| *number > 0)
     }
 
-    pub(super) fn agree(&self, passthrough: bool) {
-        self.agreed_passthrough.store(passthrough, Relaxed);
-        self.agreed.store(true, Relaxed);
+    pub(super) fn agree(&self, on: &Agreement) {
+        self.agreed_passthrough.store(on.has_passthrough(), Relaxed);
+        self.agreed_io_uring.store(on.is_over_io_uring(), Relaxed);
+        // Whoever sees this sees the others.
+        self.agreed.store(true, Release);
+    }
+
+    /// Whether requests come through io_uring. `Err`: they were to, and the kernel refused with this errno.
+    ///
+    /// # Errors
+    /// A positive errno.
+    pub fn over_io_uring(&self) -> Result<bool, i32> {
+        match self.refused.load(Relaxed) {
+            0 => Ok(self.agreed_io_uring.load(Relaxed)),
+            errno => Err(errno),
+        }
+    }
+
+    /// An entry is the kernel's no more: for the end of the mount, or because it was refused.
+    pub(super) fn entry_ended(&self, errno: i32) {
+        if !matches!(errno, libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED) {
+            let _ = self.refused.compare_exchange(0, errno, Relaxed, Relaxed);
+        }
     }
 
     pub(super) fn joined(&self) {

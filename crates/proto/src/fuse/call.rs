@@ -27,13 +27,18 @@ impl Header {
     /// It is shorter than a header, or not as long as it says.
     #[inline]
     pub fn parse(bytes: &[u8], have: usize) -> Result<Header, Malformed> {
-        let fields = Fields(bytes);
-        let header =
-            Header { len: fields.u32(0), opcode: fields.u32(4), unique: fields.u64(8), node: fields.u64(16) };
+        let header = Header::read(bytes);
         if bytes.len() < IN_HEADER_LEN || have < IN_HEADER_LEN || header.len as usize != have {
             return Err(Malformed(have));
         }
         Ok(header)
+    }
+
+    /// The header that begins here. What is not there is 0.
+    #[inline]
+    pub(super) fn read(bytes: &[u8]) -> Header {
+        let fields = Fields(bytes);
+        Header { len: fields.u32(0), opcode: fields.u32(4), unique: fields.u64(8), node: fields.u64(16) }
     }
 }
 

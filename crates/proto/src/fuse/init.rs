@@ -16,6 +16,8 @@ pub struct Offer {
     pub background_max: u16,
     /// Reads and writes go past us to a backing file, where the kernel can do that.
     pub passthrough: bool,
+    /// Requests come through io_uring, where the kernel can do that.
+    pub over_io_uring: bool,
 }
 
 /// What was agreed on.
@@ -40,6 +42,11 @@ impl Agreement {
     pub const fn has_passthrough(&self) -> bool {
         self.flags & init::PASSTHROUGH != 0
     }
+
+    /// Whether requests come through io_uring, as soon as every queue has an entry.
+    pub const fn is_over_io_uring(&self) -> bool {
+        self.flags & init::OVER_IO_URING != 0
+    }
 }
 
 /// Settle on what both sides can do. `None`: the kernel is older than anything that we speak.
@@ -56,6 +63,9 @@ pub fn negotiate(offer: &Offer, major: u32, minor: u32, readahead_max: u32, flag
         | init::DIRECT_IO_ALLOW_MMAP;
     if offer.passthrough {
         wanted |= init::PASSTHROUGH;
+    }
+    if offer.over_io_uring {
+        wanted |= init::OVER_IO_URING;
     }
     let flags = flags & wanted;
     let pages_wanted = (offer.transfer_max / PAGE_LEN).clamp(1, u16::MAX.into()) as u16;
@@ -74,7 +84,8 @@ pub fn negotiate(offer: &Offer, major: u32, minor: u32, readahead_max: u32, flag
 mod tests {
     use super::*;
 
-    const OFFER: Offer = Offer { transfer_max: 1 << 20, background_max: 256, passthrough: false };
+    const OFFER: Offer =
+        Offer { transfer_max: 1 << 20, background_max: 256, passthrough: false, over_io_uring: false };
 
     #[test]
     fn flags_that_are_not_known_are_not_taken() {
@@ -90,6 +101,14 @@ mod tests {
         let got = negotiate(&OFFER, 7, 31, 0, init::ASYNC_DIO).unwrap();
         assert_eq!((got.minor, got.flags), (31, init::ASYNC_DIO));
         assert_eq!((got.write_max, got.pages_max), (128 << 10, 32));
+    }
+
+    #[test]
+    fn io_uring_is_taken_where_both_want_it() {
+        let offer = Offer { over_io_uring: true, ..OFFER };
+        assert!(negotiate(&offer, 7, 45, 0, u64::MAX).unwrap().is_over_io_uring());
+        assert!(!negotiate(&offer, 7, 45, 0, !init::OVER_IO_URING).unwrap().is_over_io_uring());
+        assert!(!negotiate(&OFFER, 7, 45, 0, u64::MAX).unwrap().is_over_io_uring());
     }
 
     #[test]

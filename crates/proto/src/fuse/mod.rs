@@ -8,11 +8,14 @@
 //! kernel sends panics here, and flags that are not known are neither asked for nor minded.
 
 mod call;
+mod entry;
+pub mod fuzzing;
 mod init;
 mod reply;
 pub mod wire;
 
 pub use call::{Call, Change, Header, Malformed, Seek, Transfer};
+pub use entry::{Arrival, command, put_answer};
 pub use init::{Agreement, Offer, negotiate};
 pub use reply::{
     Attributes, INIT_OUT_LEN, REPLY_LEN_MAX, StatFs, put_attributes, put_end, put_init, put_inval_inode,

@@ -56,6 +56,29 @@ pub mod init {
     pub const INIT_EXT: u64 = 1 << 30;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
     pub const PASSTHROUGH: u64 = 1 << 37;
+    pub const OVER_IO_URING: u64 = 1 << 41;
+}
+
+/// FUSE over io_uring (protocol 7.42): commands for the device, and what lies where in the memory of an entry.
+pub mod uring {
+    /// Name an entry's memory, and take the first request into it.
+    pub const REGISTER: u32 = 1;
+    /// Answer the entry's request, and take the next.
+    pub const COMMIT_AND_FETCH: u32 = 2;
+    /// Bytes of `fuse_uring_cmd_req`.
+    pub const COMMAND_LEN: usize = 24;
+    /// Bytes of `fuse_uring_req_header`.
+    pub const HEADER_LEN: usize = 288;
+    /// Where in it the arguments of the operation lie; before them is room for `fuse_in_header` or `fuse_out_header`.
+    pub const ARGUMENTS_AT: usize = 128;
+    /// Where `fuse_uring_ent_in_out` lies.
+    pub const ENTRY_AT: usize = 256;
+    /// Where in that the number is by which a request is committed.
+    pub const COMMIT_ID_AT: usize = ENTRY_AT + 8;
+    /// Where in that the length of the payload is.
+    pub const PAYLOAD_LEN_AT: usize = ENTRY_AT + 16;
+    /// Parts of an entry's memory: its header and its payload.
+    pub const PARTS: u32 = 2;
 }
 
 /// Flags of an open file.

@@ -1,10 +1,10 @@
 //! Rings of buffers from which the kernel takes one for each completion that brings bytes.
 
+use super::setup::WideRing;
 use crate::chunks::Chunks;
 use crate::config::Chunk;
 use crate::memory::Memory;
 use crate::sys::Mapping;
-use io_uring::IoUring;
 use io_uring::types::BufRingEntry;
 use std::io;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -22,7 +22,7 @@ pub(super) struct BufferRing {
 
 impl BufferRing {
     /// Register an empty one for at most that many buffers. It must outlive the io_uring.
-    pub(super) fn new(ring: &IoUring, buffers: u16, group: u16) -> io::Result<BufferRing> {
+    pub(super) fn new(ring: &WideRing, buffers: u16, group: u16) -> io::Result<BufferRing> {
         let entries = buffers.next_power_of_two();
         let mapping =
             Mapping::new((usize::from(entries) * size_of::<BufRingEntry>()).next_multiple_of(4096))?;
@@ -55,7 +55,7 @@ pub(super) struct Buffers(BufferRing);
 
 impl Buffers {
     /// Register the ring and fill it with all chunks. It must outlive the io_uring.
-    pub(super) fn new(ring: &IoUring, chunks: &Chunks, memory: &Memory) -> io::Result<Buffers> {
+    pub(super) fn new(ring: &WideRing, chunks: &Chunks, memory: &Memory) -> io::Result<Buffers> {
         let made = BufferRing::new(ring, chunks.count(), GROUP);
         let mut buffers = Buffers(made.map_err(|error| {
             io::Error::new(error.kind(), format!("no ring of receive buffers (5.19): {error}"))

@@ -10,7 +10,7 @@ mod setup;
 mod sockets;
 mod table;
 
-use crate::config::{Chunk, Event, RingConfig, SocketId, Token};
+use crate::config::{Chunk, Event, RingConfig, SocketId, Token, WideCommand};
 use crate::core::Core;
 use crate::files::File;
 use crate::memory::REGISTERED;
@@ -19,10 +19,11 @@ use crate::sockets::Sockets;
 use crate::sys::{self, Mapping};
 use block::{Region, Segment};
 use buffers::Buffers;
-use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use io_uring::squeue::Entry128;
+use io_uring::{cqueue, opcode, squeue, types};
 use numbers::Numbers;
 use queue::{FileId, FileOp, RingFull};
-use setup::Fixed;
+use setup::{Fixed, WideRing};
 use sockets::Socket;
 use std::collections::VecDeque;
 use std::io;
@@ -52,6 +53,9 @@ mod kind {
 /// `IORING_ENTER_GETEVENTS` and `IORING_ENTER_EXT_ARG`.
 const GET_EVENTS: u32 = 1;
 const EXT_ARG: u32 = 8;
+
+/// Where an entry of the kernel's has its length, in bytes.
+const SQE_LEN_AT: usize = 24;
 
 /// How long a ring that is dropped waits for the kernel to let go of its memory, before it rather leaks it.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
@@ -94,7 +98,7 @@ impl Target {
 /// The engine.
 pub(crate) struct Uring {
     /// First, so that it is gone before the memory that it was told of.
-    ring: IoUring,
+    ring: WideRing,
     buffers: Buffers,
     /// None until a driver is asked for numbers.
     numbers: Option<Numbers>,
@@ -104,7 +108,7 @@ pub(crate) struct Uring {
     /// Sockets that found no chunk to receive into.
     starved: VecDeque<SocketId>,
     /// Entries that found no room.
-    waiting: VecDeque<squeue::Entry>,
+    waiting: VecDeque<Entry128>,
     in_flight: usize,
     /// We are going: nothing is started any more.
     draining: bool,
@@ -140,13 +144,14 @@ impl Uring {
 
     /// Gather an entry whose last completion counts.
     #[inline]
-    fn push(&mut self, entry: squeue::Entry) {
+    fn push(&mut self, entry: impl Into<Entry128>) {
         self.in_flight += 1;
         self.push_uncounted(entry);
     }
 
     #[inline]
-    fn push_uncounted(&mut self, entry: squeue::Entry) {
+    fn push_uncounted(&mut self, entry: impl Into<Entry128>) {
+        let entry = entry.into();
         // SAFETY: what an entry names (arena, slots, boxed sockets) stays until its last completion; see
         // `in_flight`.
         if !self.waiting.is_empty() || unsafe { self.ring.submission().push(&entry) }.is_err() {
@@ -155,7 +160,7 @@ impl Uring {
     }
 
     #[cold]
-    fn push_slowly(&mut self, entry: squeue::Entry) {
+    fn push_slowly(&mut self, entry: Entry128) {
         self.waiting.push_back(entry);
         // A refusal shows in the next turn.
         let _ = self.ring.submit();
@@ -300,6 +305,24 @@ impl Uring {
         let target = Target::new(fd, fixed);
         let entry = opcode::UringCmd16::new(target.fd(), op).cmd(argument).addr(Some(address)).build();
         self.push(target.aim(entry).user_data(kind::COMMAND | token.bits()));
+    }
+
+    /// The same with as much as fits behind a wide entry.
+    pub(crate) fn command_wide(&mut self, core: &Core, token: Token, file: FileId, command: &WideCommand) {
+        let (fd, fixed) = core.files.target(file);
+        let target = Target::new(fd, fixed);
+        let mut argument = [0; 80];
+        argument[..command.argument.len()].copy_from_slice(&command.argument);
+        let built = match fixed {
+            Some(number) => opcode::UringCmd80::new(types::Fixed(number), command.op),
+            None => opcode::UringCmd80::new(target.fd(), command.op),
+        };
+        let mut entry =
+            built.cmd(argument).addr(Some(command.address)).build().user_data(kind::COMMAND | token.bits());
+        // SAFETY: an entry is the kernel's `struct io_uring_sqe` and nothing else, of which the four bytes from 24 on are
+        // its length, a number. The builder has no word for that of a command.
+        unsafe { (&raw mut entry).cast::<u32>().add(SQE_LEN_AT / 4).write(command.len) };
+        self.push(entry);
     }
 
     pub(crate) fn cancel_command(&mut self, token: Token) {

@@ -5,12 +5,13 @@
 //! small ones serve all commands of a thread.
 
 use super::buffers::BufferRing;
+use super::setup::WideRing;
 use super::{Target, Uring, kind};
 use crate::config::{Event, Token};
 use crate::core::Core;
 use crate::sys::Mapping;
 use block::Segment;
-use io_uring::{IoUring, cqueue, opcode, squeue};
+use io_uring::{cqueue, opcode, squeue};
 use queue::FileId;
 use std::io;
 
@@ -31,7 +32,7 @@ pub(super) struct Numbers {
 
 impl Numbers {
     /// It must outlive the io_uring.
-    fn new(ring: &IoUring) -> io::Result<Numbers> {
+    fn new(ring: &WideRing) -> io::Result<Numbers> {
         let memory = Mapping::new(usize::from(COUNT) * LEN as usize)?;
         let mut numbers = Numbers { ring: BufferRing::new(ring, COUNT, GROUP)?, memory };
         (0..COUNT).for_each(|buffer| numbers.give(buffer));

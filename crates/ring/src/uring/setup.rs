@@ -1,8 +1,12 @@
 //! Making an io_uring that suits us, or saying why there is none.
 
 use crate::sys;
-use io_uring::{IoUring, Probe, opcode};
+use io_uring::{IoUring, Probe, cqueue, opcode, squeue};
 use std::io;
+
+/// Entries are of 128 bytes: commands of `/dev/fuse` carry more than fits into 64. The kernel looks at the second half of
+/// those only.
+pub(super) type WideRing = IoUring<squeue::Entry128, cqueue::Entry>;
 
 /// Completions that fit before the kernel's overflow list is used: 64 KiB of them.
 const COMPLETIONS: u32 = 4096;
@@ -48,7 +52,7 @@ const NEEDED: [(u8, &str); 13] = [
 ];
 
 /// A ring, and what it lacks of the best there is.
-pub(super) fn build(entries: u32) -> io::Result<(IoUring, Option<String>)> {
+pub(super) fn build(entries: u32) -> io::Result<(WideRing, Option<String>)> {
     let mut refused = None;
     for (mode, lacks) in MODES {
         match build_mode(entries, &mode) {
@@ -64,8 +68,8 @@ pub(super) fn build(entries: u32) -> io::Result<(IoUring, Option<String>)> {
     Err(explain(refused.unwrap_or_else(|| io::ErrorKind::Unsupported.into())))
 }
 
-fn build_mode(entries: u32, mode: &Mode) -> io::Result<IoUring> {
-    let mut builder = IoUring::builder();
+fn build_mode(entries: u32, mode: &Mode) -> io::Result<WideRing> {
+    let mut builder = WideRing::builder();
     builder.setup_clamp().setup_cqsize(COMPLETIONS.max(entries.saturating_mul(2)));
     if mode.single {
         builder.setup_single_issuer();
@@ -81,7 +85,7 @@ fn build_mode(entries: u32, mode: &Mode) -> io::Result<IoUring> {
     builder.build(entries.clamp(8, 1 << 15))
 }
 
-fn check(ring: &IoUring) -> io::Result<()> {
+fn check(ring: &WideRing) -> io::Result<()> {
     let mut probe = Probe::new();
     ring.submitter().register_probe(&mut probe)?;
     let missing: Vec<_> =
@@ -117,7 +121,7 @@ pub(super) struct Fixed {
 
 impl Fixed {
     /// An empty table; one that never has room when the kernel refuses.
-    pub(super) fn new(ring: &IoUring) -> Fixed {
+    pub(super) fn new(ring: &WideRing) -> Fixed {
         let len = sys::open_files_max().min(FIXED_MAX) as u32;
         let free = match ring.submitter().register_files_sparse(len) {
             Ok(()) => (0..len).rev().collect(),
@@ -127,7 +131,7 @@ impl Fixed {
     }
 
     /// Enter a descriptor. `None`: it has to be named as such.
-    pub(super) fn add(&mut self, ring: &IoUring, fd: libc::c_int) -> Option<u32> {
+    pub(super) fn add(&mut self, ring: &WideRing, fd: libc::c_int) -> Option<u32> {
         let number = self.free.pop()?;
         match ring.submitter().register_files_update(number, &[fd]) {
             Ok(_) => Some(number),
@@ -138,7 +142,7 @@ impl Fixed {
         }
     }
 
-    pub(super) fn remove(&mut self, ring: &IoUring, number: u32) {
+    pub(super) fn remove(&mut self, ring: &WideRing, number: u32) {
         // An entry that cannot be emptied stays taken.
         if ring.submitter().register_files_update(number, &[-1]).is_ok() {
             self.free.push(number);

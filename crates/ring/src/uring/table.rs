@@ -1,7 +1,7 @@
 //! The kernel's table of buffers that it knows by number: ours for direct I/O, and places where a driver puts the
 //! memory of its requests. Made when it is first needed.
 
-use io_uring::IoUring;
+use super::setup::WideRing;
 use std::io;
 
 /// The most that an io_uring has (`IORING_MAX_REG_BUFFERS`): 128 KiB of pointers.
@@ -20,7 +20,7 @@ impl Table {
     ///
     /// # Errors
     /// The kernel has no such table (5.19), or it is full.
-    pub(super) fn take(&mut self, ring: &IoUring, count: u16) -> io::Result<u16> {
+    pub(super) fn take(&mut self, ring: &WideRing, count: u16) -> io::Result<u16> {
         if !self.made {
             ring.submitter().register_buffers_sparse(ENTRIES.into())?;
             self.made = true;

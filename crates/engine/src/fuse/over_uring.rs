@@ -1,0 +1,117 @@
+//! Whether requests to a file of ours come through io_uring rather than `/dev/fuse`, and seeing to it that they do.
+//!
+//! The kernel has a queue for each processor that the machine may have, and begins only when every one of them has an
+//! entry; until then whoever uses the file waits. So all reactors together take all queues.
+
+use super::FuseError;
+use crate::device::Device;
+use crate::host::Host;
+use crate::reactor::Attach;
+use crate::spec::{FuseSpec, OverUring};
+use exports::fuse::Shared;
+use std::sync::Arc;
+
+/// Whether the kernel is to offer it.
+const PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
+/// Processors that the machine may have, as ranges.
+const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
+
+/// What was chosen.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Choice {
+    /// It is asked for.
+    pub(super) wanted: bool,
+    /// Why not; empty if it is.
+    why_not: String,
+}
+
+impl Choice {
+    /// What `show` says of the way that requests come.
+    pub(super) fn describe(&self, shared: &Shared) -> String {
+        match shared.over_io_uring() {
+            _ if !self.wanted => format!("through /dev/fuse ({})", self.why_not),
+            Ok(true) => "through io_uring".to_owned(),
+            Ok(false) => {
+                "through /dev/fuse (the kernel cannot do it through io_uring: 6.14 and later can)".to_owned()
+            }
+            Err(errno) => {
+                let why = std::io::Error::from_raw_os_error(errno);
+                format!("through /dev/fuse (the kernel refused io_uring: {why})")
+            }
+        }
+    }
+}
+
+/// Choose for a file.
+///
+/// # Errors
+/// It was asked for, and cannot be.
+pub(super) fn choose(spec: &FuseSpec, host: &Host) -> Result<Choice, FuseError> {
+    let why_not = match spec.uring {
+        OverUring::Off => Some("uring=off".to_owned()),
+        _ => obstacle(spec, host),
+    };
+    match why_not {
+        Some(why) if spec.uring == OverUring::On => Err(FuseError::OverUring(why)),
+        why_not => Ok(Choice { wanted: why_not.is_none(), why_not: why_not.unwrap_or_default() }),
+    }
+}
+
+/// What is in its way.
+fn obstacle(spec: &FuseSpec, host: &Host) -> Option<String> {
+    if spec.passthrough {
+        return Some("with passthrough there is little left to ask us for".to_owned());
+    }
+    if host.reactors().iter().any(|reactor| reactor.engine().name != "io_uring") {
+        return Some("the I/O threads do not run on io_uring".to_owned());
+    }
+    if !fuse::can_abort() {
+        return Some("only root can end a connection whose requests come through io_uring".to_owned());
+    }
+    match std::fs::read_to_string(PARAMETER) {
+        Err(_) => Some("the kernel cannot do it through io_uring: 6.14 and later can".to_owned()),
+        Ok(text) if text.trim() != "Y" => Some(format!("io_uring is switched off: echo Y > {PARAMETER}")),
+        Ok(_) => None,
+    }
+}
+
+/// Have the reactors take requests of all queues. The kernel has agreed to it.
+pub(super) fn enlist(host: &Host, device: &Arc<Device>, shared: &Arc<Shared>) {
+    if shared.over_io_uring() != Ok(true) {
+        return;
+    }
+    let queues = possible(&std::fs::read_to_string(POSSIBLE).unwrap_or_default());
+    let reactors = host.reactors().len();
+    for number in 0..reactors {
+        let own: Vec<u16> = (0..queues).filter(|queue| usize::from(*queue) % reactors == number).collect();
+        let shared = shared.clone();
+        let attach: Attach = Box::new(move |_, fronts, turn| {
+            if let Err(error) = fronts.fuse.enlist(&shared, &own, turn) {
+                tracing::error!(%error, "requests of a mount could not be taken through io_uring");
+            }
+        });
+        host.attach_to(number, device.clone(), attach);
+    }
+}
+
+/// How many processors such a list has: `0-3,8`.
+fn possible(list: &str) -> u16 {
+    let ranges = list.trim().split(',').filter_map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some(last.parse::<u16>().ok()?.checked_sub(first.parse().ok()?)? + 1)
+    });
+    ranges.sum::<u16>().max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processors_are_counted() {
+        assert_eq!(possible("0-3\n"), 4);
+        assert_eq!(possible("0"), 1);
+        assert_eq!(possible("0-1,4-7"), 6);
+        assert_eq!(possible(""), 1);
+    }
+}

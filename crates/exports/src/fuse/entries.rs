@@ -1,0 +1,231 @@
+//! Requests that come through io_uring. The kernel has a queue for each processor of the machine; in each of those that a
+//! reactor serves, a channel has a few *entries*: memory for one request each, its header and its data apart. One
+//! command answers an entry's request and waits for the next, and goes to the kernel with whatever else the turn asks
+//! for, so under load a request costs no system call of its own.
+//!
+//! *Invariant:* of each entry exactly one of the kernel and us has something to do; the kernel has its command then.
+//! *Invariant:* memory that was named to the kernel stays until the kernel has given the entry back.
+//!
+//! The kernel gives entries back when the mount ends, and only then: a command of this kind cannot be cancelled.
+
+use super::channel::Channel;
+use super::shared::{Shared, TRANSFER_MAX};
+use super::{Front, Via};
+use crate::{FrontNumber, Turn};
+use block::{Region, Segment};
+use proto::fuse::wire::uring::{COMMIT_AND_FETCH, HEADER_LEN, PARTS, REGISTER};
+use proto::fuse::{self, Arrival};
+use queue::{FileId, Ring};
+use ring::{KernelRing, Token, WideCommand};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Bytes for what is not data of an entry: its header, the list of its parts, and an answer that is put together.
+const HEAD_ROOM: u64 = 4096;
+/// Where the list of parts lies in that.
+const LIST_AT: u64 = 320;
+/// Where an answer is put together.
+const ANSWER_AT: u64 = 512;
+const ANSWER_ROOM: u32 = 512;
+/// Entries of one queue: as many as are carried in one turn. What else the kernel has waits there, and is handed over with
+/// the answer to another without waking anybody.
+pub(super) const ENTRIES_PER_QUEUE: u16 = 16;
+
+/// A request's memory.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    /// The kernel's queue.
+    queue: u16,
+    /// What the answer names its request by; without meaning while it has none.
+    commit_id: u64,
+}
+
+/// The entries of a channel.
+pub(super) struct Entries {
+    region: Region,
+    /// Bytes that one may move.
+    payload_len: u32,
+    entries: Box<[Entry]>,
+    /// Entries that the kernel has not given back.
+    pub(super) live: u32,
+    /// Those whose requests wait for a tag.
+    waiting: VecDeque<u16>,
+}
+
+impl Entries {
+    /// Memory for the entries of these queues.
+    fn new(queues: &[u16], block: u32, ring: &mut KernelRing) -> std::io::Result<Entries> {
+        // A read of less than whole blocks is made longer at both ends.
+        let payload_len = TRANSFER_MAX + if block > 1 { (2 * block).next_multiple_of(4096) } else { 0 };
+        let entries: Box<[Entry]> = queues
+            .iter()
+            .flat_map(|&queue| (0..ENTRIES_PER_QUEUE).map(move |_| Entry { queue, commit_id: 0 }))
+            .collect();
+        let region = ring.add_memory(entries.len() as u64 * (HEAD_ROOM + u64::from(payload_len)))?;
+        Ok(Entries { region, payload_len, live: 0, waiting: VecDeque::with_capacity(entries.len()), entries })
+    }
+
+    /// Give the memory back. The kernel has none of them.
+    pub(super) fn free(self, ring: &mut KernelRing) {
+        ring.remove_memory(self.region);
+    }
+
+    fn in_head(&self, entry: u16, at: u64, len: u32) -> Segment {
+        Segment { offset: u64::from(entry) * HEAD_ROOM + at, len, region: self.region }
+    }
+
+    fn header(&self, entry: u16) -> Segment {
+        self.in_head(entry, 0, HEADER_LEN as u32)
+    }
+
+    /// Where an answer is put together.
+    pub(super) fn answer_room(&self, entry: u16) -> Segment {
+        self.in_head(entry, ANSWER_AT, ANSWER_ROOM)
+    }
+
+    /// Where the data of a request is, or goes.
+    pub(super) fn payload(&self, entry: u16) -> Segment {
+        let offset = self.entries.len() as u64 * HEAD_ROOM + u64::from(entry) * u64::from(self.payload_len);
+        Segment { offset, len: self.payload_len, region: self.region }
+    }
+
+    /// Name an entry's memory to the kernel and take the first request into it.
+    fn register(&mut self, entry: u16, token: Token, file: FileId, ring: &mut KernelRing) {
+        let list = self.in_head(entry, LIST_AT, PARTS * 16);
+        let parts = [self.header(entry), self.payload(entry)];
+        let words = parts.map(|part| [ring.address(part), u64::from(part.len)]);
+        for (room, word) in ring.bytes_mut(list).chunks_exact_mut(8).zip(words.as_flattened()) {
+            room.copy_from_slice(&word.to_ne_bytes());
+        }
+        let argument = fuse::command(0, self.entries[usize::from(entry)].queue);
+        let command = WideCommand { op: REGISTER, argument, address: ring.address(list), len: PARTS };
+        self.live += 1;
+        ring.command_wide(token, file, &command);
+    }
+
+    /// Answer an entry's request and take the next. The payload lies ready.
+    fn commit(
+        &mut self,
+        entry: u16,
+        end: End,
+        payload_len: u32,
+        token: Token,
+        file: FileId,
+        ring: &mut KernelRing,
+    ) {
+        fuse::put_answer(ring.bytes_mut(self.header(entry)), end.unique, end.errno, payload_len);
+        let Entry { queue, commit_id } = self.entries[usize::from(entry)];
+        let argument = fuse::command(commit_id, queue);
+        ring.command_wide(token, file, &WideCommand { op: COMMIT_AND_FETCH, argument, address: 0, len: 0 });
+    }
+}
+
+/// How a request ended: 0 or a positive errno.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct End {
+    pub(super) unique: u64,
+    pub(super) errno: i32,
+}
+
+impl Channel {
+    fn entry_token(&self, entry: u16) -> Token {
+        Token { front: FrontNumber::Fuse as u8, index: self.token.index, number: u32::from(entry) + 1 }
+    }
+
+    /// Entries that the kernel has.
+    pub(super) fn entries_live(&self) -> u32 {
+        self.entries.as_ref().map_or(0, |entries| entries.live)
+    }
+
+    /// Wait for no entry any more. The kernel may yet write to their memory, so that stays as long as the ring.
+    pub(super) fn abandon_entries(&mut self) {
+        self.entries = None;
+    }
+
+    /// Answer an entry's request with what was put together in its room, `len` bytes with the header that the other way
+    /// of answering needs.
+    pub(super) fn answer_entry_from_room(&mut self, entry: u16, end: End, len: u32, ring: &mut KernelRing) {
+        let Some(entries) = &self.entries else { return };
+        let body = len.saturating_sub(16);
+        if body > 0 {
+            let room = entries.answer_room(entry).slice(16, body);
+            ring.copy(room, entries.payload(entry).slice(0, body));
+        }
+        self.answer_entry(entry, end, body, ring);
+    }
+
+    /// Answer an entry's request, of which so many bytes of payload lie ready.
+    pub(super) fn answer_entry(&mut self, entry: u16, end: End, payload_len: u32, ring: &mut KernelRing) {
+        let (token, file) = (self.entry_token(entry), self.file);
+        if let Some(entries) = &mut self.entries {
+            entries.commit(entry, end, payload_len, token, file, ring);
+        }
+    }
+}
+
+impl Front {
+    /// Take requests of a mount, whose kernel has agreed to it, through io_uring, too: those of these queues.
+    ///
+    /// # Errors
+    /// There is no address space for them. When the kernel refuses them, [`Shared::over_io_uring`] tells.
+    pub fn enlist(
+        &mut self,
+        shared: &Arc<Shared>,
+        queues: &[u16],
+        turn: &mut Turn<'_>,
+    ) -> std::io::Result<()> {
+        let ours = |channel: &&mut Channel| Arc::ptr_eq(&channel.shared, shared) && channel.entries.is_none();
+        let Some(channel) = self.channels.iter_mut().flatten().find(ours) else { return Ok(()) };
+        let mut entries = Entries::new(queues, shared.facts.block_len_min, turn.ring)?;
+        for entry in 0..entries.entries.len() as u16 {
+            entries.register(entry, channel.entry_token(entry), channel.file, turn.ring);
+        }
+        channel.entries = Some(entries);
+        Ok(())
+    }
+
+    /// The kernel has given us an entry, with a request or for good.
+    pub(super) fn entry_ended(&mut self, index: usize, entry: u16, result: i64, turn: &mut Turn<'_>) {
+        let Some(Some(channel)) = self.channels.get_mut(index) else { return };
+        let Some(entries) = &mut channel.entries else { return };
+        if result < 0 {
+            entries.live -= 1;
+            channel.shared.entry_ended(-result as i32);
+            return;
+        }
+        let queue = channel.queue;
+        match turn.queues.get_mut(queue).tag() {
+            Some(tag) => self.carry_entry(index, entry, tag, turn),
+            None => entries.waiting.push_back(entry),
+        }
+    }
+
+    /// Take up requests that waited for a tag.
+    pub(super) fn take_up_entries(&mut self, index: usize, turn: &mut Turn<'_>) {
+        loop {
+            let Some(Some(channel)) = self.channels.get_mut(index) else { return };
+            let Some(entries) = channel.entries.as_mut().filter(|entries| !entries.waiting.is_empty()) else {
+                return;
+            };
+            let Some(tag) = turn.queues.get_mut(channel.queue).tag() else { return };
+            let Some(entry) = entries.waiting.pop_front() else { return };
+            self.carry_entry(index, entry, tag, turn);
+        }
+    }
+
+    fn carry_entry(&mut self, index: usize, entry: u16, tag: block::Tag, turn: &mut Turn<'_>) {
+        let Some(Some(channel)) = self.channels.get_mut(index) else { return };
+        let Some(entries) = &mut channel.entries else { return };
+        match Arrival::parse(turn.ring.bytes(entries.header(entry))) {
+            Ok(arrival) => {
+                entries.entries[usize::from(entry)].commit_id = arrival.commit_id;
+                let via = Via::Entry { entry, payload_len: arrival.payload_len };
+                self.call(index, tag, via, &arrival.header, arrival.call, turn);
+            }
+            Err(_) => {
+                turn.queues.get_mut(channel.queue).release(tag);
+                channel.is_over = true;
+            }
+        }
+    }
+}

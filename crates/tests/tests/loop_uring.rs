@@ -1,0 +1,181 @@
+//! Files and loop devices whose requests come through io_uring: the same promises, held once more where the kernel has it.
+//!
+//! One test, for it switches the kernel's own switch (`fuse.enable_uring`) and puts it back: a mount is asked about it
+//! once, when it is made.
+
+use blockyard_tests::disk::{Loop, missing_file_system, missing_loop, shell};
+use blockyard_tests::server::{Engine, Sandbox, Server, noise};
+use blockyard_tests::tools::{PATIENCE, skip, until};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+const MIB: u64 = 1 << 20;
+
+/// The kernel's switch, on; as it was when this is dropped.
+struct Switched(String);
+
+impl Switched {
+    /// `None`: this kernel has none, or it is not ours to turn.
+    fn on() -> Option<Switched> {
+        let before = std::fs::read_to_string(SWITCH).ok()?;
+        std::fs::write(SWITCH, "Y").ok()?;
+        Some(Switched(before))
+    }
+}
+
+impl Drop for Switched {
+    fn drop(&mut self) {
+        let _ = std::fs::write(SWITCH, self.0.trim());
+    }
+}
+
+#[track_caller]
+fn as_file(sandbox: &Sandbox, stack: &str, more: &[&str]) -> (Server, PathBuf) {
+    let path = sandbox.path("disk.raw");
+    let export = format!("{},uring=on", path.display());
+    let mut words = vec!["serve", stack, "--name", "disk", "--fuse", &export];
+    words.extend(more);
+    (sandbox.start(&mut sandbox.blockyard(&words), 1), path)
+}
+
+fn open(path: &Path) -> File {
+    File::options().read(true).write(true).open(path).expect("the device's file opens")
+}
+
+fn shown(sandbox: &Sandbox) -> String {
+    sandbox.run(&["show", "disk"]).ok()
+}
+
+#[test]
+fn requests_through_io_uring_are_what_they_are_through_the_device() {
+    if missing_loop() {
+        return;
+    }
+    let Some(switched) = Switched::on() else {
+        return skip("this kernel has no FUSE over io_uring (6.14 and later), or the switch is not ours");
+    };
+    it_is_refused_where_it_cannot_be();
+    any_bytes_are_read_and_written();
+    blocks_that_are_large_are_read_in_part();
+    what_is_forced_away_leaves_nobody_waiting();
+    a_file_system_survives_a_killed_server();
+    drop(switched);
+    without_the_switch_it_says_so();
+}
+
+fn it_is_refused_where_it_cannot_be() {
+    let sandbox = Sandbox::new(Engine::Epoll);
+    let export = format!("{},uring=on", sandbox.path("disk.raw").display());
+    let refused = sandbox.run(&["serve", "ram:1M", "--fuse", &export, "--ring", "epoll"]);
+    let said = refused.failed();
+    assert!(said.contains("uring=on") && said.contains("do not run on io_uring"), "{said}");
+}
+
+fn any_bytes_are_read_and_written() {
+    for stack in ["file", "ram"] {
+        let sandbox = Sandbox::new(Engine::IoUring);
+        let image = sandbox.noise("image", 8 << 20);
+        let stack = if stack == "ram" { "ram:8M".to_owned() } else { format!("file:{}", image.display()) };
+        let (mut server, path) = as_file(&sandbox, &stack, &["--queues", "2"]);
+        assert!(shown(&sandbox).contains("through io_uring"), "{}", shown(&sandbox));
+        let file = open(&path);
+        for (offset, len) in [(0, 1), (1, 511), (4095, 3), (MIB - 7, 2 * MIB as usize + 9), (8 * MIB - 5, 5)]
+        {
+            let data = noise(offset + 1, len);
+            file.write_all_at(&data, offset).expect("a write");
+            let mut back = vec![0; len];
+            file.read_exact_at(&mut back, offset).expect("a read");
+            assert!(back == data, "{len} bytes at {offset}");
+        }
+        file.sync_all().expect("fsync");
+        assert_eq!(file.read_at(&mut [0; 16], 8 * MIB).expect("the end"), 0);
+        assert_eq!(file.write_at(&[1; 16], 8 * MIB - 8).expect("what fits"), 8);
+        assert!(file.set_len(1).is_err() && file.metadata().expect("metadata").len() == 8 * MIB);
+        shell("fallocate --punch-hole --offset 1M --length 4M \"$F\"", &[("F", &path)]).ok();
+        let mut back = vec![9; 4 << 20];
+        file.read_exact_at(&mut back, MIB).expect("a read");
+        assert!(back.iter().all(|byte| *byte == 0));
+        assert_eq!(rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(0)), Ok(0));
+        drop(file);
+        server.terminate();
+        assert!(!path.exists(), "the file that was made for it goes with it");
+    }
+}
+
+fn blocks_that_are_large_are_read_in_part() {
+    let sandbox = Sandbox::new(Engine::IoUring);
+    let image = sandbox.noise("image", 4 << 20);
+    let content = std::fs::read(&image).expect("the image");
+    let stack = format!("file:{},block=4096", image.display());
+    let (mut server, path) = as_file(&sandbox, &stack, &["--layer", "split,max_sectors=64"]);
+    let file = open(&path);
+    for (offset, len) in [(1u64, 3usize), (4000, 200), (4097, 2 << 20)] {
+        let mut back = vec![0; len];
+        file.read_exact_at(&mut back, offset).expect("a read");
+        assert!(back == content[offset as usize..][..len], "{len} bytes at {offset}");
+    }
+    drop(file);
+    server.terminate();
+}
+
+fn what_is_forced_away_leaves_nobody_waiting() {
+    let sandbox = Sandbox::new(Engine::IoUring);
+    let path = sandbox.path("disk.raw");
+    let export = format!("{},uring=on", path.display());
+    sandbox.run(&["add", "ram:4M", "--name", "disk", "--fuse", &export]).ok();
+    let file = open(&path);
+    file.write_all_at(&[1; 4096], 0).expect("a write");
+    let start = std::time::Instant::now();
+    let said = sandbox.run(&["del", "disk"]).failed();
+    assert!(said.contains("in use"), "{said}");
+    sandbox.run(&["del", "disk", "--force"]).ok();
+    // Well under the ten seconds for which a reactor would wait for what the kernel keeps.
+    assert!(start.elapsed().as_secs() < 8, "it took {:?}", start.elapsed());
+    assert!(file.read_at(&mut [0; 512], 0).is_err(), "who still has it gets errors");
+}
+
+fn a_file_system_survives_a_killed_server() {
+    if missing_file_system("ext4") {
+        return;
+    }
+    let sandbox = Sandbox::new(Engine::IoUring);
+    let image = sandbox.image("image", 64 << 20);
+    let stack = format!("file:{}", image.display());
+    {
+        let mut disk = Loop::serve(&sandbox, "disk", &stack, &[]);
+        assert!(shown(&sandbox).contains("through io_uring"), "auto takes it where it is offered");
+        disk.format("ext4");
+        let mount = disk.mount("ext4");
+        mount
+            .shell("cd \"$M\" && dd if=/dev/urandom of=kept bs=1M count=8 conv=fsync && sha256sum kept > sum && sync")
+            .ok();
+        disk.server.kill();
+        let failing = until(PATIENCE, || {
+            File::create(mount.path().join("later")).and_then(|file| file.sync_all()).is_err().then_some(())
+        });
+        assert!(failing.is_some(), "whoever writes is told");
+        mount.unmount();
+    }
+    let disk = Loop::serve(&sandbox, "disk", &stack, &[]);
+    let mount = disk.mount("ext4");
+    mount.shell("cd \"$M\" && sha256sum -c sum").ok();
+    mount.unmount();
+    disk.check("ext4");
+}
+
+fn without_the_switch_it_says_so() {
+    if std::fs::read_to_string(SWITCH).is_ok_and(|text| text.trim() == "Y") {
+        return;
+    }
+    let sandbox = Sandbox::new(Engine::IoUring);
+    let export = format!("{},uring=on", sandbox.path("disk.raw").display());
+    let said = sandbox.run(&["serve", "ram:1M", "--fuse", &export]).failed();
+    assert!(said.contains("switched off"), "{said}");
+    let export = sandbox.path("disk.raw").display().to_string();
+    let words = ["serve", "ram:1M", "--name", "disk", "--fuse", &export];
+    let mut server = sandbox.start(&mut sandbox.blockyard(&words), 1);
+    assert!(shown(&sandbox).contains("io_uring is switched off"), "{}", shown(&sandbox));
+    server.terminate();
+}
