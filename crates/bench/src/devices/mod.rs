@@ -36,8 +36,8 @@ struct Life {
     attach: Vec<Duration>,
     detach: Vec<Duration>,
     facts: String,
-    /// Why it is not in the tables.
-    refused: Option<String>,
+    /// Why there are no more rounds of it than there are, if that is so.
+    over: Option<String>,
 }
 
 /// What the command line asks for.
@@ -122,17 +122,13 @@ fn run(options: &Options) -> Result<()> {
     for round in 0..options.rounds {
         for turn in 0..options.subjects.len() {
             let at = (turn + round) % options.subjects.len();
-            if lives[at].refused.is_some() {
+            if lives[at].over.is_some() {
                 continue;
             }
             let subject = options.subjects[at];
             eprintln!("round {} of {}: {}", round + 1, options.rounds, subject.name);
             if let Err(error) = visit(options, subject, &mut lives[at], &mut rows) {
-                lives[at].refused = Some(error.0);
-                // A row with rounds missing could not be set against another.
-                rows.iter_mut()
-                    .filter(|row| row.subject.name == subject.name)
-                    .for_each(|row| row.samples.clear());
+                lives[at].over = Some(error.0);
             }
         }
     }
@@ -146,12 +142,15 @@ fn visit(options: &Options, subject: &'static Subject, life: &mut Life, rows: &m
     let device = subject.start(&options.site)?;
     life.attach.push(device.attach);
     life.facts = jobs::facts(&device);
+    let mut samples = Vec::new();
     for job in options.jobs.iter().filter(|job| subject.keeps || !job.needs_files()) {
-        let sample = job.run(&device, &options.site, options.seconds)?;
-        let row = rows.iter_mut().find(|row| row.subject.name == subject.name && row.job == job.name);
-        if let Some(row) = row {
-            row.samples.push(sample);
-        }
+        samples.push((job.name, job.run(&device, &options.site, options.seconds)?));
+    }
+    // A round counts when all its jobs are done. So rows have the same rounds, from the first on, to be set against
+    // each other, and what cannot be removed afterwards keeps what it has shown.
+    for (job, sample) in samples {
+        let row = rows.iter_mut().find(|row| row.subject.name == subject.name && row.job == job);
+        row.into_iter().for_each(|row| row.samples.push(sample));
     }
     life.detach.push(device.stop()?);
     Ok(())
@@ -175,12 +174,12 @@ fn print(options: &Options, rows: &[Row], lives: &[Life]) {
     let middle =
         |times: &[Duration]| median(&times.iter().map(|time| time.as_secs_f64() * 1e3).collect::<Vec<_>>());
     for (subject, life) in options.subjects.iter().zip(lives) {
-        match &life.refused {
-            None => {
-                let (attach, detach) = (middle(&life.attach), middle(&life.detach));
-                println!("{:16} {attach:10.1} {detach:10.1}   {}", subject.name, life.facts);
-            }
-            Some(why) => println!("{:16} left out: {why}", subject.name),
+        if !life.detach.is_empty() {
+            let (attach, detach) = (middle(&life.attach), middle(&life.detach));
+            println!("{:16} {attach:10.1} {detach:10.1}   {}", subject.name, life.facts);
+        }
+        if let Some(why) = &life.over {
+            println!("{:16} no more after {} rounds: {why}", subject.name, life.attach.len());
         }
     }
 }

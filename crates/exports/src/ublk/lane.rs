@@ -616,9 +616,9 @@ impl Lane {
     #[inline]
     fn commit_at<D: Driver>(&mut self, tag: u16, result: i32, address: u64, ring: &mut D) {
         self.slots[usize::from(tag)].stage = Stage::Fetched;
-        let told = self.told(tag, result, address);
-        if let Some((batch, _)) = &mut self.batch {
-            return batch.add(told, ring);
+        if self.batch.is_some() {
+            let told = self.told(tag, result, address);
+            return self.batch.iter_mut().for_each(|(batch, _)| batch.add(told, ring));
         }
         self.command(tag, self.codes.commit, result, address, ring);
         if self.withdrawn {
