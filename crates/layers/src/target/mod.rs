@@ -15,22 +15,31 @@
 //! Made and asked on the control plane; nothing here runs on the path of a request but the nodes.
 
 mod area;
+mod delay;
+mod dust;
 mod error;
 mod failing;
 mod fan;
+mod flakey;
 mod linear;
 mod names;
-
+#[cfg(test)]
+mod rig;
+mod striped;
+mod switch;
 mod table;
 #[cfg(test)]
 mod testing;
+mod unstriped;
 mod words;
 mod zero;
 
 pub(crate) use area::both;
 pub use area::{Area, Place, stack};
+pub use delay::Delay;
 pub use error::{LookupError, MessageError, TargetError};
 pub use fan::Fan;
+pub use flakey::{CorruptByte, Features, Flakey};
 pub use names::Names;
 pub use table::{Row, TableLayer};
 pub use words::{Words, long_number, number};
@@ -164,5 +173,16 @@ impl<R: Ring> Kind<R> {
 
 /// All kinds there are, by name.
 pub fn kinds<R: Ring>() -> Vec<Kind<R>> {
-    vec![failing::kind(), linear::kind(), crate::multipath::kind(), zero::kind()]
+    vec![
+        delay::kind(),
+        dust::kind(),
+        failing::kind(),
+        flakey::kind(),
+        linear::kind(),
+        crate::multipath::kind(),
+        striped::kind(),
+        switch::kind(),
+        unstriped::kind(),
+        zero::kind(),
+    ]
 }

@@ -76,3 +76,10 @@ pub(crate) fn error(kind: &str, words: &str) -> String {
         Err(error) => error.to_string(),
     }
 }
+
+/// Names of devices as they are shown.
+pub(crate) fn names(shown: &[&str]) -> super::Names {
+    let mut names = super::Names::default();
+    shown.iter().for_each(|name| names.push(*name, *name));
+    names
+}

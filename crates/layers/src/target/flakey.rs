@@ -1,0 +1,583 @@
+//! `flakey <device> <offset> <up> <down> [<#features> <feature>…]`: works for some seconds, then fails for some, over and
+//! over.
+//!
+//! While it is down it fails everything, or what the features say: [`Features`]. The first second is that of the first
+//! request. A write that is to be corrupted is copied first: its sender's memory is not ours.
+
+use super::{Area, Devices, Kind, Names, Place, Status, Target, TargetError, Words, long_number, stack};
+use crate::Layer;
+use block::{Bytes, Cookie, Data, Flags, LimitsError, Op, Profile, Request, Sectors, Segment};
+use queue::{Cx, Node, NodeId, Ring, Verdict};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// What a random corruption's chance is counted in: the kernel's `PROBABILITY_BASE`.
+const CHANCES: u32 = 1_000_000_000;
+
+pub(super) fn kind<R: Ring>() -> Kind<R> {
+    Kind::new("flakey", [1, 5, 0], make)
+}
+
+/// One byte of each request of a direction that is not what it was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CorruptByte {
+    /// Which, from 1 on.
+    pub nth: u32,
+    /// Of writes, not reads.
+    pub writes: bool,
+    /// What it becomes.
+    pub value: u8,
+    /// Only requests with all of these flags, as the kernel numbers them (`REQ_*`).
+    pub flags: u32,
+}
+
+/// What happens while it is down.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Features {
+    /// Reads fail.
+    pub error_reads: bool,
+    /// Writes end well and are not done.
+    pub drop_writes: bool,
+    /// Writes fail.
+    pub error_writes: bool,
+    /// A byte is another.
+    pub corrupt: Option<CorruptByte>,
+    /// In how many of a billion reads some byte is another.
+    pub random_read_corrupt: u32,
+    /// The same of writes.
+    pub random_write_corrupt: u32,
+}
+
+/// The shared part.
+pub struct Flakey {
+    len: Sectors,
+    start: Sectors,
+    up: u32,
+    down: u32,
+    features: Features,
+    /// When the first request came; 0: none has.
+    began_ns: Arc<AtomicU64>,
+}
+
+fn make<R: Ring>(
+    place: Place,
+    words: &[&str],
+    devices: &mut dyn Devices,
+) -> Result<Arc<dyn Target<R>>, TargetError> {
+    if words.len() < 4 {
+        return Err(TargetError::new("Invalid argument count"));
+    }
+    let start = long_number(words[1]).ok_or(TargetError::new("Invalid device sector"))?;
+    let mut rest = Words::new(&words[2..]);
+    let up = rest.number(0, u32::MAX, "Invalid up interval")?;
+    let down = rest.number(0, u32::MAX, "Invalid down interval")?;
+    match up.checked_add(down) {
+        None => return Err(TargetError::new("Interval overflow")),
+        Some(0) => return Err(TargetError::new("Total (up + down) interval is zero")),
+        Some(_) => {}
+    }
+    let features = Features::read(rest)?;
+    devices.open(words[0]).map_err(|why| TargetError::lookup("Device lookup failed", why))?;
+    Ok(Arc::new(Flakey::new(place.len, Sectors(start), [up, down], features)))
+}
+
+impl Features {
+    /// `<#features> <feature>…`; nothing at all stands for failing everything.
+    ///
+    /// # Errors
+    /// The kernel's words.
+    pub fn read(mut words: Words<'_>) -> Result<Features, TargetError> {
+        let mut features = Features::default();
+        let count = if words.is_empty() { 0 } else { words.count(11, "Invalid number of feature args")? };
+        let mut args = words.take(count);
+        while let Some(word) = args.take_next() {
+            features.feature(&word.to_ascii_lowercase(), &mut args)?;
+        }
+        features.check()?;
+        if features == Features::default() {
+            (features.error_reads, features.error_writes) = (true, true);
+        }
+        Ok(features)
+    }
+
+    fn feature(&mut self, word: &str, args: &mut Words<'_>) -> Result<(), TargetError> {
+        let twice = |text| Err(TargetError::new(text));
+        match word {
+            "error_reads" if std::mem::replace(&mut self.error_reads, true) => {
+                twice("Feature error_reads duplicated")
+            }
+            "drop_writes" if std::mem::replace(&mut self.drop_writes, true) => {
+                twice("Feature drop_writes duplicated")
+            }
+            "drop_writes" if self.error_writes => {
+                twice("Feature drop_writes conflicts with feature error_writes")
+            }
+            "error_writes" if std::mem::replace(&mut self.error_writes, true) => {
+                twice("Feature error_writes duplicated")
+            }
+            "error_writes" if self.drop_writes => {
+                twice("Feature error_writes conflicts with feature drop_writes")
+            }
+            "error_reads" | "drop_writes" | "error_writes" => Ok(()),
+            "corrupt_bio_byte" if self.corrupt.is_some() => twice("Feature corrupt_bio_byte duplicated"),
+            "corrupt_bio_byte" if args.len() < 4 => twice("Feature corrupt_bio_byte requires 4 parameters"),
+            "corrupt_bio_byte" => {
+                self.corrupt = Some(CorruptByte::read(args)?);
+                Ok(())
+            }
+            "random_read_corrupt" => chance(&mut self.random_read_corrupt, args, READ_CORRUPT),
+            "random_write_corrupt" => chance(&mut self.random_write_corrupt, args, WRITE_CORRUPT),
+            _ => twice("Unrecognised flakey feature requested"),
+        }
+    }
+
+    fn check(&self) -> Result<(), TargetError> {
+        let fixed = |writes| self.corrupt.is_some_and(|corrupt| corrupt.writes == writes);
+        let (writes, reads) =
+            (fixed(true) || self.random_write_corrupt > 0, fixed(false) || self.random_read_corrupt > 0);
+        let text = match self {
+            Features { drop_writes: true, .. } if writes => {
+                "drop_writes is incompatible with random_write_corrupt or corrupt_bio_byte with the WRITE flag set"
+            }
+            Features { error_writes: true, .. } if writes => {
+                "error_writes is incompatible with random_write_corrupt or corrupt_bio_byte with the WRITE flag set"
+            }
+            Features { error_reads: true, .. } if reads => {
+                "error_reads is incompatible with random_read_corrupt or corrupt_bio_byte with the READ flag set"
+            }
+            _ => return Ok(()),
+        };
+        Err(TargetError::new(text))
+    }
+
+    fn corrupts(&self) -> bool {
+        self.corrupt.is_some() || self.random_read_corrupt > 0 || self.random_write_corrupt > 0
+    }
+
+    fn shown(&self) -> String {
+        let mut words = Vec::new();
+        for (is, word) in [
+            (self.error_reads, "error_reads"),
+            (self.drop_writes, "drop_writes"),
+            (self.error_writes, "error_writes"),
+        ] {
+            if is {
+                words.push(word.to_owned());
+            }
+        }
+        if let Some(CorruptByte { nth, writes, value, flags }) = self.corrupt {
+            let rest = [nth.to_string(), if writes { "w" } else { "r" }.into(), value.to_string()];
+            words.push("corrupt_bio_byte".into());
+            words.extend(rest);
+            words.push(flags.to_string());
+        }
+        for (chance, word) in [
+            (self.random_read_corrupt, "random_read_corrupt"),
+            (self.random_write_corrupt, "random_write_corrupt"),
+        ] {
+            if chance > 0 {
+                words.extend([word.to_owned(), chance.to_string()]);
+            }
+        }
+        let count = words.len().to_string();
+        std::iter::once(count).chain(words).collect::<Vec<_>>().join(" ")
+    }
+}
+
+const READ_CORRUPT: [&str; 2] =
+    ["Feature random_read_corrupt duplicated", "Feature random_read_corrupt requires a parameter"];
+const WRITE_CORRUPT: [&str; 2] =
+    ["Feature random_write_corrupt duplicated", "Feature random_write_corrupt requires a parameter"];
+
+fn chance(
+    into: &mut u32,
+    args: &mut Words<'_>,
+    [twice, missing]: [&'static str; 2],
+) -> Result<(), TargetError> {
+    if *into > 0 {
+        return Err(TargetError::new(twice));
+    }
+    if args.is_empty() {
+        return Err(TargetError::new(missing));
+    }
+    *into = args.number(0, CHANCES, "Invalid random corrupt argument")?;
+    Ok(())
+}
+
+impl CorruptByte {
+    fn read(args: &mut Words<'_>) -> Result<CorruptByte, TargetError> {
+        let nth = args.number(1, u32::MAX, "Invalid corrupt bio byte")?;
+        let writes = match args.take_next() {
+            Some("w" | "W") => true,
+            Some("r" | "R") => false,
+            _ => return Err(TargetError::new("Invalid corrupt bio direction (r or w)")),
+        };
+        let value = args.number(0, 255, "Invalid corrupt value to write into bio byte (0-255)")? as u8;
+        let flags = args.number(0, u32::MAX, "Invalid corrupt bio flags mask")?;
+        Ok(CorruptByte { nth, writes, value, flags })
+    }
+}
+
+impl Flakey {
+    /// Seconds up and down.
+    pub fn new(len: Sectors, start: Sectors, [up, down]: [u32; 2], features: Features) -> Flakey {
+        Flakey { len, start, up, down, features, began_ns: Arc::default() }
+    }
+
+    fn area(&self) -> Area {
+        Area { device: 0, start: self.start, len: self.len }
+    }
+}
+
+impl<R: Ring> Layer<R> for Flakey {
+    fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
+        let mut whole = stack(self.len, &[self.area()], below)?;
+        whole.lends &= !self.features.corrupts();
+        Ok(whole)
+    }
+
+    fn looks_at_data(&self) -> bool {
+        self.features.corrupts()
+    }
+
+    fn node(&self, _: &Profile, below: &[NodeId]) -> Box<dyn Node<R>> {
+        let (up, down) = (u64::from(self.up), u64::from(self.down));
+        Box::new(FlakeyNode {
+            child: below[0],
+            start: self.start.bytes(),
+            up,
+            cycle: up + down,
+            features: self.features,
+            began_ns: self.began_ns.clone(),
+            random: 0x9e37_79b9_7f4a_7c15 ^ self.len.0,
+            sent: Box::default(),
+        })
+    }
+}
+
+impl<R: Ring> Target<R> for Flakey {
+    fn areas(&self) -> Vec<Area> {
+        vec![self.area()]
+    }
+
+    fn status(&self, what: Status, names: &Names) -> String {
+        match what {
+            Status::Info => String::new(),
+            Status::Table => format!(
+                "{} {} {} {} {}",
+                names.shown(0),
+                self.start.0,
+                self.up,
+                self.down,
+                self.features.shown()
+            ),
+        }
+    }
+}
+
+/// A request as it came, and what is to be done when it comes up.
+#[derive(Clone, Copy)]
+struct Sent {
+    offset: Bytes,
+    data: Data,
+    flags: Flags,
+    /// Memory of ours in which it went; empty: its own.
+    copy: Segment,
+    /// It is a read that went while the device was down.
+    down: bool,
+}
+
+struct FlakeyNode {
+    child: NodeId,
+    start: Bytes,
+    up: u64,
+    cycle: u64,
+    features: Features,
+    began_ns: Arc<AtomicU64>,
+    random: u64,
+    /// By tag.
+    sent: Box<[Sent]>,
+}
+
+/// An operation and its flags as the kernel's `bi_opf` has them (include/linux/blk_types.h).
+fn opf(req: &Request) -> u32 {
+    let op = match req.op {
+        Op::Write => 1,
+        Op::Discard => 3,
+        Op::WriteZeroes => 9,
+        // A flush is an empty write with REQ_PREFLUSH.
+        Op::Flush => 1 | 1 << 18,
+        _ => 0,
+    };
+    let flag = |flag, bit: u32| if req.flags.has(flag) { 1 << bit } else { 0 };
+    op | flag(Flags::FUA, 17) | flag(Flags::NOWAIT, 21)
+}
+
+impl FlakeyNode {
+    fn is_down(&self, now_ns: u64) -> bool {
+        let mut began = self.began_ns.load(Relaxed);
+        if began == 0 {
+            let first = self.began_ns.compare_exchange(0, now_ns.max(1), Relaxed, Relaxed);
+            began = first.err().unwrap_or(now_ns);
+        }
+        now_ns.saturating_sub(began) / 1_000_000_000 % self.cycle >= self.up
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        // xorshift64*: nothing here needs more.
+        self.random ^= self.random >> 12;
+        self.random ^= self.random << 25;
+        self.random ^= self.random >> 27;
+        (self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16) % bound
+    }
+
+    /// Which bytes are to become what.
+    fn corruptions(&mut self, req: &Request) -> [Option<(u64, u8)>; 2] {
+        let writes = req.op == Op::Write;
+        let fits = |corrupt: &CorruptByte| {
+            corrupt.writes == writes
+                && opf(req) & corrupt.flags == corrupt.flags
+                && u64::from(corrupt.nth) <= req.len.0
+        };
+        let fixed = self.features.corrupt.filter(fits).map(|c| (u64::from(c.nth) - 1, c.value));
+        let chance =
+            if writes { self.features.random_write_corrupt } else { self.features.random_read_corrupt };
+        let random = (chance > 0 && self.below(CHANCES.into()) < chance.into())
+            .then(|| (self.below(req.len.0), self.below(256) as u8));
+        [fixed, random]
+    }
+
+    /// A write goes down in a copy in which bytes are others.
+    fn corrupt_write<R: Ring>(
+        &mut self,
+        io: Cookie,
+        req: &mut Request,
+        bytes: [Option<(u64, u8)>; 2],
+        cx: &mut Cx<'_, R>,
+    ) -> bool {
+        let Some(copy) = u32::try_from(req.len.0).ok().and_then(|len| cx.ring.allocate(len)) else {
+            return false;
+        };
+        let (mut at, mut rest) = (0, req.data);
+        while at < req.len.0 {
+            let Some(piece) = cx.segments(rest, req.len.0 - at).next() else { break };
+            let from = cx.ring.bytes(piece).to_vec();
+            let len = from.len() as u32;
+            cx.ring.bytes_mut(copy.slice(at as u32, len)).copy_from_slice(&from);
+            at += u64::from(len);
+            rest = cx.advance(req.data, at);
+        }
+        for (at, value) in bytes.into_iter().flatten() {
+            cx.ring.bytes_mut(copy)[at as usize] = value;
+        }
+        self.sent[io.tag.index()].copy = copy;
+        req.data = Data::One(copy);
+        true
+    }
+
+    fn go(&self, req: &mut Request) -> Verdict {
+        if req.op != Op::Flush {
+            req.offset = req.offset + self.start;
+        }
+        Verdict::Down(self.child)
+    }
+}
+
+impl<R: Ring> Node<R> for FlakeyNode {
+    fn attach(&mut self, _: NodeId, tags: usize) {
+        let none = Sent {
+            offset: Bytes::ZERO,
+            data: Data::NONE,
+            flags: Flags::NONE,
+            copy: Segment::EMPTY,
+            down: false,
+        };
+        self.sent = vec![none; tags].into();
+    }
+
+    fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
+        let down = !req.op.is_zoned() && self.is_down(cx.now().0);
+        let writes = req.op.is_write() || req.op == Op::Flush;
+        self.sent[io.tag.index()] = Sent {
+            offset: req.offset,
+            data: req.data,
+            flags: req.flags,
+            copy: Segment::EMPTY,
+            down: down && req.op == Op::Read,
+        };
+        if !down {
+            return self.go(req);
+        }
+        match writes {
+            false if self.features.error_reads => return Verdict::Up(block::Status::IoError),
+            true if self.features.drop_writes => return Verdict::Up(block::Status::Ok),
+            true if self.features.error_writes => return Verdict::Up(block::Status::IoError),
+            _ => {}
+        }
+        if req.op == Op::Write {
+            let bytes = self.corruptions(req);
+            if bytes != [None; 2] && !self.corrupt_write(io, req, bytes, cx) {
+                return Verdict::Busy;
+            }
+        } else if req.op == Op::Read && self.features.corrupts() {
+            // What is lent cannot be written to.
+            req.flags = req.flags.without(Flags::MAY_LEND);
+        }
+        self.go(req)
+    }
+
+    fn end_io(
+        &mut self,
+        io: Cookie,
+        req: &mut Request,
+        status: block::Status,
+        cx: &mut Cx<'_, R>,
+    ) -> Verdict {
+        let Sent { offset, data, flags, copy, down } = self.sent[io.tag.index()];
+        (req.offset, req.flags) = (offset, flags);
+        if copy.len > 0 {
+            cx.ring.free(copy);
+            req.data = data;
+        }
+        if down && status.is_ok() && self.features.corrupts() {
+            for (at, value) in self.corruptions(req).into_iter().flatten() {
+                let rest = cx.advance(req.data, at);
+                let piece = cx.segments(rest, 1).next();
+                if let Some(piece) = piece {
+                    cx.ring.bytes_mut(piece)[0] = value;
+                }
+            }
+        }
+        Verdict::Up(status)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Status;
+    use super::super::rig::Rig;
+    use super::super::testing::{error, made, names};
+    use block::{Flags, Op, Status as End};
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn features_are_read_and_shown_again() {
+        let names = names(&["8:0"]);
+        for (words, table) in [
+            ("8:0 0 5 2", "8:0 0 5 2 2 error_reads error_writes"),
+            ("8:0 0 5 2 0", "8:0 0 5 2 2 error_reads error_writes"),
+            ("8:0 0 5 2 1 drop_writes", "8:0 0 5 2 1 drop_writes"),
+            ("8:0 0 5 2 2 ERROR_writes error_reads", "8:0 0 5 2 2 error_reads error_writes"),
+            ("8:0 8 5 2 5 corrupt_bio_byte 32 r 1 0", "8:0 8 5 2 5 corrupt_bio_byte 32 r 1 0"),
+            (
+                "8:0 0 0 2 9 random_read_corrupt 7 corrupt_bio_byte 224 w 0 32 random_write_corrupt 8",
+                "8:0 0 0 2 9 corrupt_bio_byte 224 w 0 32 random_read_corrupt 7 random_write_corrupt 8",
+            ),
+        ] {
+            let target = made("flakey", words);
+            assert_eq!(target.status(Status::Table, &names), table);
+            assert_eq!(target.status(Status::Info, &names), "");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_in_the_kernels_words() {
+        let write = "random_write_corrupt or corrupt_bio_byte with the WRITE flag set";
+        for (words, text) in [
+            ("a 0 5", "Invalid argument count"),
+            ("a x 5 2", "Invalid device sector"),
+            ("a 0 x 2", "Invalid up interval"),
+            ("a 0 5 x", "Invalid down interval"),
+            ("a 0 0 0", "Total (up + down) interval is zero"),
+            ("a 0 4294967295 1", "Interval overflow"),
+            ("a 0 5 2 12", "Invalid number of feature args"),
+            ("a 0 5 2 2 drop_writes", "Invalid number of feature args"),
+            ("a 0 5 2 2 drop_writes drop_writes", "Feature drop_writes duplicated"),
+            ("a 0 5 2 2 error_reads error_reads", "Feature error_reads duplicated"),
+            ("a 0 5 2 2 drop_writes error_writes", "Feature error_writes conflicts with feature drop_writes"),
+            ("a 0 5 2 2 error_writes drop_writes", "Feature drop_writes conflicts with feature error_writes"),
+            ("a 0 5 2 4 corrupt_bio_byte 1 r 1", "Feature corrupt_bio_byte requires 4 parameters"),
+            ("a 0 5 2 5 corrupt_bio_byte 0 r 1 0", "Invalid corrupt bio byte"),
+            ("a 0 5 2 5 corrupt_bio_byte 1 x 1 0", "Invalid corrupt bio direction (r or w)"),
+            ("a 0 5 2 5 corrupt_bio_byte 1 r 256 0", "Invalid corrupt value to write into bio byte (0-255)"),
+            ("a 0 5 2 1 random_read_corrupt", "Feature random_read_corrupt requires a parameter"),
+            ("a 0 5 2 2 random_read_corrupt 1000000001", "Invalid random corrupt argument"),
+            ("a 0 5 2 1 sleep", "Unrecognised flakey feature requested"),
+            (
+                "a 0 5 2 3 drop_writes random_write_corrupt 1",
+                &format!("drop_writes is incompatible with {write}"),
+            ),
+            (
+                "a 0 5 2 6 error_writes corrupt_bio_byte 1 w 1 0",
+                &format!("error_writes is incompatible with {write}"),
+            ),
+            (
+                "a 0 5 2 3 error_reads random_read_corrupt 1",
+                "error_reads is incompatible with random_read_corrupt or corrupt_bio_byte with the READ flag set",
+            ),
+            ("missing 0 5 2", "Device lookup failed: missing: it is not there"),
+        ] {
+            assert_eq!(error("flakey", words), text, "{words}");
+        }
+    }
+
+    #[test]
+    fn it_is_up_and_down_in_turn() {
+        let mut rig = Rig::new("flakey", "a 8 2 1");
+        assert_eq!(rig.write(0, &[7; 512]), End::Ok);
+        assert_eq!(rig.content(0, 8, 1), [7]);
+        rig.ring.time.0 += 2 * SECOND;
+        assert_eq!(rig.write(0, &[8; 512]), End::IoError);
+        assert_eq!(rig.read(0, 512).0, End::IoError);
+        assert_eq!(rig.run(Op::Flush, 0, 0).0, End::IoError);
+        rig.ring.time.0 += SECOND;
+        assert_eq!(rig.read(0, 512), (End::Ok, vec![7; 512]));
+    }
+
+    #[test]
+    fn writes_are_dropped_or_fail_while_reads_go_on() {
+        for (feature, end) in [("drop_writes", End::Ok), ("error_writes", End::IoError)] {
+            let mut rig = Rig::new("flakey", &format!("a 0 0 1 1 {feature}"));
+            assert_eq!(rig.write(0, &[7; 512]), end);
+            assert_eq!(rig.run(Op::Discard, 0, 1).0, end);
+            assert_eq!(rig.read(0, 512), (End::Ok, vec![0; 512]));
+        }
+    }
+
+    #[test]
+    fn the_byte_that_was_named_is_another() {
+        let mut rig = Rig::new("flakey", "a 0 0 1 5 corrupt_bio_byte 3 w 9 0");
+        assert_eq!(rig.write(0, &[7; 1024]), End::Ok);
+        assert_eq!(rig.content(0, 0, 4), [7, 7, 9, 7]);
+        assert_eq!(rig.read(0, 4 * 512).1[2], 9, "reads are as they are");
+        assert_eq!(rig.ring.live, 0);
+        let mut rig = Rig::new("flakey", "a 0 0 1 5 corrupt_bio_byte 600 r 9 0");
+        assert_eq!(rig.write(0, &[7; 1024]), End::Ok);
+        assert_eq!(rig.content(0, 0, 1024), [7; 1024]);
+        let read = rig.read(0, 1024).1;
+        assert_eq!((read[598], read[599], read[600]), (7, 9, 7));
+        assert_eq!(rig.read(0, 512).1, [7; 512], "there is no such byte");
+    }
+
+    #[test]
+    fn only_requests_with_the_flags_are_corrupted() {
+        let mut rig = Rig::new("flakey", "a 0 0 1 5 corrupt_bio_byte 1 w 9 131072");
+        assert_eq!(rig.write(0, &[7; 512]), End::Ok);
+        assert_eq!(rig.content(0, 0, 1), [7]);
+        assert_eq!(rig.write_with(0, &[7; 512], Flags::FUA), End::Ok);
+        assert_eq!(rig.content(0, 0, 1), [9]);
+    }
+
+    #[test]
+    fn some_bytes_are_others_at_random() {
+        let mut rig = Rig::new("flakey", "a 0 0 1 4 random_read_corrupt 500000000 random_write_corrupt 0");
+        let wrong = (0..400).filter(|_| rig.read(0, 4096).1 != [0; 4096]).count();
+        assert!((120..280).contains(&wrong), "{wrong}");
+        let mut rig = Rig::new("flakey", "a 0 0 1 2 random_write_corrupt 1000000000");
+        (0..100).for_each(|sector| assert_eq!(rig.write(sector, &[7; 512]), End::Ok));
+        let wrong = (0..100).filter(|&sector| rig.content(0, sector, 512) != [7; 512]).count();
+        assert!(wrong > 90, "{wrong}");
+    }
+}

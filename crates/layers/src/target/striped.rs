@@ -1,0 +1,319 @@
+//! `striped <stripes> <chunk> [<device> <offset>]+`: chunks dealt out to several devices in turn.
+//!
+//! The table cuts reads and writes at chunks, so each goes to one device. A discard or a write of zeroes may span many:
+//! each device gets one request for all that lies on it, since its chunks of a range lie next to each other there.
+
+use super::{
+    Area, Devices, Fan, Kind, Names, Place, Status, Target, TargetError, long_number, number, stack,
+};
+use crate::Layer;
+use block::{Bytes, Cookie, LimitsError, Op, Profile, Request, Sectors};
+use queue::{Cx, Node, NodeId, Ring, Verdict};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// An event for each of so many errors of a device, less one: the kernel's `DM_IO_ERROR_THRESHOLD`.
+const ERRORS_TOLD: u32 = 15;
+
+pub(super) fn kind<R: Ring>() -> Kind<R> {
+    Kind::new("striped", [1, 7, 0], make)
+}
+
+/// What the nodes tell.
+struct Health {
+    /// By stripe.
+    errors: Box<[AtomicU32]>,
+    events: AtomicU32,
+}
+
+struct Striped {
+    chunk: Sectors,
+    /// How much of each device is used.
+    width: Sectors,
+    starts: Box<[Sectors]>,
+    health: Arc<Health>,
+}
+
+fn make<R: Ring>(
+    place: Place,
+    words: &[&str],
+    devices: &mut dyn Devices,
+) -> Result<Arc<dyn Target<R>>, TargetError> {
+    let [stripes, chunk, destinations @ ..] = words else {
+        return Err(TargetError::new("Not enough arguments"));
+    };
+    let above_0 = |word| number(word).filter(|number| *number > 0);
+    let stripes = u64::from(above_0(stripes).ok_or(TargetError::new("Invalid stripe count"))?);
+    let chunk = u64::from(above_0(chunk).ok_or(TargetError::new("Invalid chunk_size"))?);
+    if !place.len.0.is_multiple_of(stripes) {
+        return Err(TargetError::new("Target length not divisible by number of stripes"));
+    }
+    let width = place.len.0 / stripes;
+    if !width.is_multiple_of(chunk) {
+        return Err(TargetError::new("Target length not divisible by chunk size"));
+    }
+    if destinations.len() as u64 != 2 * stripes {
+        return Err(TargetError::new("Not enough destinations specified"));
+    }
+    let wrong = "Couldn't parse stripe destination";
+    let mut starts = Vec::new();
+    for pair in destinations.chunks(2) {
+        starts.push(Sectors(long_number(pair[1]).ok_or(TargetError::new(wrong))?));
+        devices.open(pair[0]).map_err(|why| TargetError::lookup(wrong, why))?;
+    }
+    let errors = starts.iter().map(|_| AtomicU32::new(0)).collect();
+    let health = Arc::new(Health { errors, events: AtomicU32::new(0) });
+    Ok(Arc::new(Striped { chunk: Sectors(chunk), width: Sectors(width), starts: starts.into(), health }))
+}
+
+impl Striped {
+    fn area(&self) -> Vec<Area> {
+        let area = |(device, &start)| Area { device, start, len: self.width };
+        self.starts.iter().enumerate().map(area).collect()
+    }
+
+    fn len(&self) -> Sectors {
+        Sectors(self.width.0 * self.starts.len() as u64)
+    }
+}
+
+impl<R: Ring> Layer<R> for Striped {
+    fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
+        let mut whole = stack(self.len(), &self.area(), below)?;
+        let chunk = self.chunk.bytes();
+        let all = chunk.0.checked_mul(self.starts.len() as u64).filter(|all| *all <= u32::MAX.into());
+        if let (true, Some(all)) = (chunk.0 <= u32::MAX.into(), all) {
+            whole.limits.io_min = chunk;
+            whole.limits.io_opt = Bytes(all);
+            whole.limits.validate()?;
+        }
+        Ok(whole)
+    }
+
+    fn spares(&self, depth: u16) -> u16 {
+        let stripes = self.starts.len().min(4096) as u16;
+        stripes.saturating_mul(depth.min(16)).clamp(stripes, 8192)
+    }
+
+    fn looks_at_data(&self) -> bool {
+        false
+    }
+
+    fn node(&self, _: &Profile, below: &[NodeId]) -> Box<dyn Node<R>> {
+        Box::new(StripedNode::new(self, below))
+    }
+}
+
+impl<R: Ring> Target<R> for Striped {
+    fn areas(&self) -> Vec<Area> {
+        self.area()
+    }
+
+    fn max_io_len(&self) -> Option<Sectors> {
+        Some(self.chunk)
+    }
+
+    fn status(&self, what: Status, names: &Names) -> String {
+        let count = self.starts.len();
+        let devices = || (0..count).map(|stripe| names.shown(stripe));
+        match what {
+            Status::Info => {
+                let names: String = devices().map(|name| format!("{name} ")).collect();
+                let health = |errors: &AtomicU32| if errors.load(Relaxed) == 0 { 'A' } else { 'D' };
+                let health: String = self.health.errors.iter().map(health).collect();
+                format!("{count} {names}1 {health}")
+            }
+            Status::Table => {
+                let pair = |(name, start): (&str, &Sectors)| format!(" {name} {}", start.0);
+                let pairs: String = devices().zip(&self.starts).map(pair).collect();
+                format!("{count} {}{pairs}", self.chunk.0)
+            }
+        }
+    }
+
+    fn events(&self) -> u32 {
+        self.health.events.load(Relaxed)
+    }
+}
+
+struct StripedNode {
+    chunk: u64,
+    starts: Box<[u64]>,
+    children: Box<[NodeId]>,
+    health: Arc<Health>,
+    fan: Fan,
+    /// By tag: the stripe that a request went to, and its offset before.
+    sent: Box<[(usize, Bytes)]>,
+}
+
+impl StripedNode {
+    fn new(target: &Striped, below: &[NodeId]) -> StripedNode {
+        StripedNode {
+            chunk: target.chunk.bytes().0,
+            starts: target.starts.iter().map(|start| start.bytes().0).collect(),
+            children: below.into(),
+            health: target.health.clone(),
+            fan: Fan::default(),
+            sent: Box::default(),
+        }
+    }
+
+    /// The stripe that a byte lies on, and where on that, counted from where the stripe begins.
+    #[inline]
+    fn at(&self, offset: u64) -> (usize, u64) {
+        let stripes = self.starts.len() as u64;
+        let (chunk, within) = (offset / self.chunk, offset % self.chunk);
+        ((chunk % stripes) as usize, chunk / stripes * self.chunk + within)
+    }
+
+    /// Where on a stripe the first of its bytes lies that is not before `offset`.
+    fn first_on(&self, stripe: usize, offset: u64) -> u64 {
+        let (home, at) = self.at(offset);
+        match stripe.cmp(&home) {
+            std::cmp::Ordering::Equal => at,
+            std::cmp::Ordering::Greater => at / self.chunk * self.chunk,
+            std::cmp::Ordering::Less => (at / self.chunk + 1) * self.chunk,
+        }
+    }
+
+    /// What of a range lies on each stripe, all at once.
+    fn spread<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
+        let part = |stripe: usize| {
+            let from = self.first_on(stripe, req.offset.0);
+            let to = self.first_on(stripe, req.end().0);
+            let offset = Bytes(self.starts[stripe] + from);
+            (from < to).then_some(Request { offset, len: Bytes(to - from), ..*req })
+        };
+        let parts: Vec<_> =
+            (0..self.starts.len()).filter_map(|stripe| Some((stripe, part(stripe)?))).collect();
+        let children: Vec<NodeId> = parts.iter().map(|&(stripe, _)| self.children[stripe]).collect();
+        self.fan.start(io, &children, cx, |place| parts[place].1)
+    }
+
+    fn failed(&self, stripe: usize) {
+        let errors = self.health.errors[stripe].fetch_add(1, Relaxed) + 1;
+        if errors < ERRORS_TOLD {
+            self.health.events.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+impl<R: Ring> Node<R> for StripedNode {
+    fn attach(&mut self, _: NodeId, tags: usize) {
+        self.fan.attach(tags);
+        self.sent = vec![(0, Bytes::ZERO); tags].into();
+    }
+
+    #[inline]
+    fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
+        if req.op == Op::Flush {
+            let flush = *req;
+            return self.fan.start(io, &self.children, cx, |_| flush);
+        }
+        let to_end = self.chunk - req.offset.0 % self.chunk;
+        if req.len.0 > to_end {
+            return match req.op {
+                Op::Discard | Op::WriteZeroes => self.spread(io, req, cx),
+                Op::Prefetch => Verdict::Up(block::Status::Ok),
+                _ => Verdict::Up(block::Status::NotSupported),
+            };
+        }
+        let (stripe, at) = self.at(req.offset.0);
+        self.sent[io.tag.index()] = (stripe, req.offset);
+        req.offset = Bytes(self.starts[stripe] + at);
+        Verdict::Down(self.children[stripe])
+    }
+
+    #[inline]
+    fn end_io(&mut self, io: Cookie, req: &mut Request, status: block::Status, _: &mut Cx<'_, R>) -> Verdict {
+        let (stripe, offset) = self.sent[io.tag.index()];
+        req.offset = offset;
+        if !status.is_ok() && status != block::Status::NotSupported {
+            self.failed(stripe);
+        }
+        Verdict::Up(status)
+    }
+
+    fn child_end(
+        &mut self,
+        io: Cookie,
+        _: &mut Request,
+        _: &Request,
+        status: block::Status,
+        _: &mut Cx<'_, R>,
+    ) -> Verdict {
+        self.fan.end(io, status)
+    }
+
+    /// Copies are as old as the request and are asked themselves.
+    fn cancel(&mut self, _: Cookie, _: &mut Cx<'_, R>) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Status;
+    use super::super::rig::Rig;
+    use super::super::testing::{error, made, names};
+    use block::{Op, Request, Sectors};
+
+    #[test]
+    fn a_line_is_read_and_shown_again() {
+        let target = made("striped", "2 32 a 0 b 128");
+        let names = names(&["8:0", "8:16"]);
+        assert_eq!(target.status(Status::Table, &names), "2 32 8:0 0 8:16 128");
+        assert_eq!(target.status(Status::Info, &names), "2 8:0 8:16 1 AA");
+        assert_eq!(target.max_io_len(), Some(Sectors(32)));
+        assert_eq!(target.areas()[1].len, Sectors(512));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_in_the_kernels_words() {
+        for (words, text) in [
+            ("2", "Not enough arguments"),
+            ("0 32", "Invalid stripe count"),
+            ("x 32", "Invalid stripe count"),
+            ("2 0", "Invalid chunk_size"),
+            ("3 32 a 0 b 0 c 0", "Target length not divisible by number of stripes"),
+            ("2 48 a 0 b 0", "Target length not divisible by chunk size"),
+            ("2 32 a 0", "Not enough destinations specified"),
+            ("2 32 a 0 b x", "Couldn't parse stripe destination"),
+            ("1 32 missing 0", "Couldn't parse stripe destination: missing: it is not there"),
+        ] {
+            assert_eq!(error("striped", words), text, "{words}");
+        }
+    }
+
+    #[test]
+    fn chunks_are_dealt_out_in_turn() {
+        let mut rig = Rig::bare("striped", "2 8 a 0 b 100");
+        for (sector, device, at) in [(0, 0, 0), (7, 0, 7), (8, 1, 100), (16, 0, 8), (25, 1, 109)] {
+            let (_, seen) = rig.run(Op::Read, sector, 1);
+            assert_eq!(seen, [(device, Op::Read, at, 1)], "sector {sector}");
+        }
+    }
+
+    #[test]
+    fn a_discard_reaches_each_device_once() {
+        let mut rig = Rig::bare("striped", "2 8 a 0 b 100");
+        let (_, seen) = rig.run(Op::Discard, 4, 32);
+        assert_eq!(seen, [(0, Op::Discard, 4, 16), (1, Op::Discard, 100, 16)]);
+        let (_, seen) = rig.run(Op::WriteZeroes, 10, 4);
+        assert_eq!(seen, [(1, Op::WriteZeroes, 102, 4)]);
+        let (_, seen) = rig.run(Op::Discard, 12, 8);
+        assert_eq!(seen, [(0, Op::Discard, 8, 4), (1, Op::Discard, 104, 4)]);
+    }
+
+    #[test]
+    fn a_flush_goes_to_all_and_errors_are_counted() {
+        let mut rig = Rig::bare("striped", "2 8 a 0 b 0");
+        assert_eq!(rig.request(Request::flush()).1.len(), 2);
+        rig.fail(1, block::Status::IoError);
+        assert_eq!(rig.run(Op::Read, 8, 1).0, block::Status::IoError);
+        assert_eq!(rig.target.events(), 1);
+        assert_eq!(rig.target.status(Status::Info, &names(&["8:0", "8:16"])), "2 8:0 8:16 1 AD");
+        rig.fail(1, block::Status::NotSupported);
+        assert_eq!(rig.run(Op::Discard, 8, 1).0, block::Status::NotSupported);
+        assert_eq!(rig.target.events(), 1);
+    }
+}
