@@ -22,6 +22,7 @@ mod failing;
 mod fan;
 mod flakey;
 mod linear;
+pub mod log_writes;
 mod names;
 #[cfg(test)]
 mod rig;
@@ -40,6 +41,7 @@ pub use delay::Delay;
 pub use error::{LookupError, MessageError, TargetError};
 pub use fan::Fan;
 pub use flakey::{CorruptByte, Features, Flakey};
+pub use log_writes::LogWrites;
 pub use names::Names;
 pub use table::{Row, TableLayer};
 pub use words::{Words, long_number, number};
@@ -179,6 +181,7 @@ pub fn kinds<R: Ring>() -> Vec<Kind<R>> {
         failing::kind(),
         flakey::kind(),
         linear::kind(),
+        log_writes::kind(),
         crate::multipath::kind(),
         striped::kind(),
         switch::kind(),

@@ -1,0 +1,285 @@
+//! `log-writes <device> <log device>`: everything that is written is logged, in the order in which it became durable.
+//!
+//! What was written is in the log once a flush that was asked for after its end has ended, a write with FUA at its own
+//! end: so the log shows what a power cut at any point may leave, for tools that replay it ([`format`]). The message `mark`
+//! puts a name between. Whoever ends a flush or a FUA write carries what is due to the log before it is told; a mark goes
+//! along with the next request that writes. The kernel's `dm-log-writes-end` at the end of a device is not written:
+//! the super block says after each batch how many entries there are.
+
+pub mod format;
+mod shared;
+
+use super::{Area, Devices, Kind, MessageError, Names, Place, Status, Target, TargetError, stack};
+use crate::Layer;
+use block::{Abilities, Bytes, Cookie, Data, Flags, LimitsError, Op, Profile, Request, Sectors, Segment};
+use format::{DISCARD, FLUSH, FUA, Head};
+use queue::{ChildKind, Cx, Node, NodeId, Ring, Verdict};
+use shared::{Entry, Log};
+use std::sync::Arc;
+
+/// How much goes to the log device in one request.
+const BATCH: u64 = 256 << 10;
+
+pub(super) fn kind<R: Ring>() -> Kind<R> {
+    Kind::new("log-writes", [1, 1, 0], make)
+}
+
+/// The shared part. Children: the device, the log device.
+pub struct LogWrites {
+    len: Sectors,
+    /// Of the table: entries name sectors of the whole device.
+    start: Sectors,
+    /// The device does.
+    discards: bool,
+    log: Arc<Log>,
+}
+
+fn make<R: Ring>(
+    place: Place,
+    words: &[&str],
+    devices: &mut dyn Devices,
+) -> Result<Arc<dyn Target<R>>, TargetError> {
+    let [device, log, ..] = words else { return Err(TargetError::new("Invalid argument count")) };
+    let device = devices.open(device).map_err(|why| TargetError::lookup("Device lookup failed", why))?;
+    let log = devices.open(log).map_err(|why| TargetError::lookup("Log device lookup failed", why))?;
+    LogWrites::new(place, devices.profile(device), devices.profile(log))
+        .map(|target| Arc::new(target) as Arc<dyn Target<R>>)
+}
+
+impl LogWrites {
+    /// Over a device and one for its log.
+    ///
+    /// # Errors
+    /// The log device cannot be written in blocks of the device.
+    pub fn new(place: Place, device: &Profile, log: &Profile) -> Result<LogWrites, TargetError> {
+        let block = device.limits.logical_block_size;
+        if log.limits.logical_block_size > block {
+            return Err(TargetError::new("Log device has larger blocks than the device"));
+        }
+        let log = Arc::new(Log::new(block.0 as u32, log.size.sectors()));
+        let discards = device.abilities.discard;
+        Ok(LogWrites { len: place.len, start: place.start, discards, log })
+    }
+
+    fn area(&self) -> Area {
+        Area { device: 0, start: Sectors(0), len: self.len }
+    }
+}
+
+impl<R: Ring> Layer<R> for LogWrites {
+    fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
+        let mut whole = stack(self.len, &[self.area()], &below[..1])?;
+        let can = below[0].abilities;
+        // Zeroes are written as data, so that they are in the log; what cannot be discarded is logged all the same.
+        whole.abilities = Abilities { write_zeroes: false, fast_zero: false, discard: true, ..can };
+        if !can.discard {
+            whole.limits.discard_granularity = whole.limits.logical_block_size;
+            whole.limits.max_hw_discard_sectors = Sectors(u64::from(u32::MAX) >> 9);
+        }
+        whole.limits.max_write_zeroes_sectors = Sectors(0);
+        whole.limits.max_hw_wzeroes_unmap_sectors = Sectors(0);
+        whole.limits.validate()?;
+        (whole.bytewise, whole.opaque) = (false, false);
+        Ok(whole)
+    }
+
+    fn spares(&self, _: u16) -> u16 {
+        2
+    }
+
+    fn node(&self, _: &Profile, below: &[NodeId]) -> Box<dyn Node<R>> {
+        Box::new(LogWritesNode {
+            device: below[0],
+            log_device: below[1],
+            shift: self.log.block().trailing_zeros(),
+            start: self.start.bytes(),
+            discards: self.discards,
+            log: self.log.clone(),
+            slots: Box::default(),
+        })
+    }
+}
+
+impl<R: Ring> Target<R> for LogWrites {
+    fn areas(&self) -> Vec<Area> {
+        vec![self.area()]
+    }
+
+    fn status(&self, what: Status, names: &Names) -> String {
+        match what {
+            Status::Info => {
+                let (entries, last, enabled) = self.log.status();
+                format!("{entries} {last}{}", if enabled { "" } else { " logging_disabled" })
+            }
+            Status::Table => format!("{} {}", names.shown(0), names.shown(1)),
+        }
+    }
+
+    fn message(&self, words: &[&str], _: &Names) -> Result<Option<String>, MessageError> {
+        match words {
+            [word, text] if word.eq_ignore_ascii_case("mark") => {
+                self.log.mark(text);
+                Ok(None)
+            }
+            _ => Err(MessageError::Invalid),
+        }
+    }
+}
+
+/// What is known of a request.
+#[derive(Default)]
+struct Slot {
+    entry: Option<Entry>,
+    /// What ended before this flush was asked for.
+    before: Vec<Entry>,
+    /// How it ended, while it carries entries to the log.
+    ended: Option<block::Status>,
+    buffer: Option<Segment>,
+}
+
+struct LogWritesNode {
+    device: NodeId,
+    log_device: NodeId,
+    /// Of a block, from bytes.
+    shift: u32,
+    start: Bytes,
+    discards: bool,
+    log: Arc<Log>,
+    /// By tag.
+    slots: Box<[Slot]>,
+}
+
+impl LogWritesNode {
+    fn entry<R: Ring>(&self, req: &Request, cx: &Cx<'_, R>) -> Entry {
+        let fua = if req.flags.has(Flags::FUA) { FUA } else { 0 };
+        let flags = match req.op {
+            Op::Flush => FLUSH,
+            Op::Discard => DISCARD | fua,
+            _ => fua,
+        };
+        let mut head = Head { sector: 0, sectors: 0, flags, text_len: 0 };
+        if req.op != Op::Flush {
+            (head.sector, head.sectors) =
+                ((req.offset + self.start).0 >> self.shift, req.len.0 >> self.shift);
+        }
+        let mut data = Vec::new();
+        if req.op == Op::Write {
+            data.reserve_exact(req.len.0 as usize);
+            cx.segments(req.data, req.len.0).for_each(|piece| data.extend_from_slice(cx.ring.bytes(piece)));
+        }
+        Entry { head, data: data.into() }
+    }
+
+    /// Write the next of what is due. The request is held meanwhile.
+    fn carry<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
+        let backlog = self.log.backlog();
+        let (len, last) = match backlog {
+            0 => (1 << self.shift, self.log.finish()),
+            backlog => (backlog.min(BATCH) as u32, None),
+        };
+        if backlog == 0 && last.is_none() {
+            return self.up(io);
+        }
+        let Some(buffer) = cx.ring.allocate(len).filter(|_| cx.spare_children() > 0) else {
+            // Whoever comes next has more luck.
+            self.log.leave();
+            return self.up(io);
+        };
+        let bytes = cx.ring.bytes_mut(buffer);
+        let at = match last {
+            None => self.log.fill(bytes),
+            Some(first) => {
+                bytes.fill(0);
+                let first = first.encode();
+                bytes[..first.len()].copy_from_slice(&first);
+                0
+            }
+        };
+        self.slots[io.tag.index()].buffer = Some(buffer);
+        let mut write = Request::new(Op::Write, Bytes(at), Bytes(len.into()));
+        write.data = Data::One(buffer);
+        let spawned = cx.spawn(io, self.log_device, ChildKind::Copy, write);
+        debug_assert!(spawned.is_ok(), "a spare child was seen");
+        Verdict::Held
+    }
+
+    fn up(&mut self, io: Cookie) -> Verdict {
+        Verdict::Up(self.slots[io.tag.index()].ended.take().unwrap_or(block::Status::Ok))
+    }
+
+    /// It ended below.
+    fn ended<R: Ring>(&mut self, io: Cookie, status: block::Status, cx: &mut Cx<'_, R>) -> Verdict {
+        let slot = &mut self.slots[io.tag.index()];
+        let Some(entry) = slot.entry.take() else { return Verdict::Up(status) };
+        let before = std::mem::take(&mut slot.before);
+        slot.ended = Some(status);
+        match entry.head.flags & (FLUSH | FUA) {
+            0 => self.log.keep(entry),
+            _ => self.log.append(before.into_iter().chain([entry])),
+        }
+        if self.log.claim() { self.carry(io, cx) } else { self.up(io) }
+    }
+}
+
+impl<R: Ring> Node<R> for LogWritesNode {
+    fn attach(&mut self, _: NodeId, tags: usize) {
+        self.slots = std::iter::repeat_with(Slot::default).take(tags).collect();
+    }
+
+    fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
+        match req.op {
+            Op::Write | Op::Discard | Op::Flush if self.log.is_enabled() => {
+                let entry = self.entry(req, cx);
+                let slot = &mut self.slots[io.tag.index()];
+                *slot = Slot { entry: Some(entry), ..Slot::default() };
+                if req.op == Op::Flush {
+                    slot.before = self.log.take_unflushed();
+                }
+            }
+            Op::WriteZeroes => return Verdict::Up(block::Status::NotSupported),
+            op if op.is_zoned() => return Verdict::Up(block::Status::NotSupported),
+            _ => {}
+        }
+        if req.op == Op::Discard && !self.discards {
+            return self.ended(io, block::Status::Ok, cx);
+        }
+        Verdict::Down(self.device)
+    }
+
+    fn end_io(
+        &mut self,
+        io: Cookie,
+        req: &mut Request,
+        status: block::Status,
+        cx: &mut Cx<'_, R>,
+    ) -> Verdict {
+        if !(req.op.is_write() || req.op == Op::Flush) {
+            return Verdict::Up(status);
+        }
+        self.ended(io, status, cx)
+    }
+
+    fn child_end(
+        &mut self,
+        io: Cookie,
+        _: &mut Request,
+        _: &Request,
+        status: block::Status,
+        cx: &mut Cx<'_, R>,
+    ) -> Verdict {
+        if let Some(buffer) = self.slots[io.tag.index()].buffer.take() {
+            cx.ring.free(buffer);
+        }
+        if !status.is_ok() {
+            self.log.give_up();
+            return self.up(io);
+        }
+        self.carry(io, cx)
+    }
+
+    /// Children are as old as the request and are asked themselves.
+    fn cancel(&mut self, _: Cookie, _: &mut Cx<'_, R>) {}
+}
+
+#[cfg(test)]
+mod tests;
