@@ -26,6 +26,7 @@ pub mod log_writes;
 mod names;
 #[cfg(test)]
 mod rig;
+mod snapshot;
 mod striped;
 mod switch;
 mod table;
@@ -183,6 +184,8 @@ pub fn kinds<R: Ring>() -> Vec<Kind<R>> {
         linear::kind(),
         log_writes::kind(),
         crate::multipath::kind(),
+        snapshot::kind(),
+        snapshot::origin_kind(),
         striped::kind(),
         switch::kind(),
         unstriped::kind(),

@@ -120,7 +120,7 @@ impl Node<Memory> for DiskNode {
 struct Cabinet {
     names: Vec<String>,
     disks: Vec<Shared>,
-    profile: Profile,
+    profiles: Vec<Profile>,
 }
 
 impl Devices for Cabinet {
@@ -134,12 +134,13 @@ impl Devices for Cabinet {
             }
         };
         self.names.push(word.to_owned());
+        self.profiles.push(profile_of(&disk));
         self.disks.push(disk);
         Ok(number)
     }
 
-    fn profile(&self, _: usize) -> &Profile {
-        &self.profile
+    fn profile(&self, device: usize) -> &Profile {
+        &self.profiles[device]
     }
 
     fn identity(&self, device: usize) -> &str {
@@ -161,6 +162,10 @@ impl Devices for Cabinet {
     fn flush(&mut self, _: usize) -> io::Result<()> {
         Ok(())
     }
+}
+
+fn profile_of(disk: &Shared) -> Profile {
+    testing::profile(Bytes(disk.borrow().content.len() as u64))
 }
 
 /// A target and its disks, with a table above it if requests are to be cut.
@@ -193,6 +198,16 @@ impl Rig {
         Rig::over(kind, words, kept, true).unwrap_or_else(|error| panic!("{kind} {words}: {error}"))
     }
 
+    /// Its disks, by name.
+    pub(crate) fn kept(&self) -> Vec<(String, Shared)> {
+        self.names.iter().cloned().zip(self.disks.iter().cloned()).collect()
+    }
+
+    /// Another target on the same disks.
+    pub(crate) fn beside(&self, kind: &str, words: &str) -> Rig {
+        Rig::over(kind, words, self.kept(), true).unwrap_or_else(|error| panic!("{kind} {words}: {error}"))
+    }
+
     /// On these disks, by name.
     pub(crate) fn over(
         kind: &str,
@@ -202,9 +217,9 @@ impl Rig {
     ) -> Result<Rig, TargetError> {
         let kind = kinds::<Memory>().into_iter().find(|known| known.name == kind).expect("a kind");
         let words: Vec<&str> = words.split_whitespace().collect();
-        let profile = testing::profile(DISK_LEN);
-        let (names, disks) = kept.into_iter().unzip();
-        let mut cabinet = Cabinet { names, disks, profile };
+        let (names, disks): (_, Vec<Shared>) = kept.into_iter().unzip();
+        let profiles = disks.iter().map(profile_of).collect();
+        let mut cabinet = Cabinet { names, disks, profiles };
         let before = cabinet.disks.len();
         let place = Place { start: Sectors(0), len: LEN };
         let mut shelf = Offset { cabinet: &mut cabinet, before };
@@ -214,7 +229,7 @@ impl Rig {
         for (number, disk) in disks.iter().enumerate() {
             disk.borrow_mut().number = number;
         }
-        let below = vec![cabinet.profile; disks.len()];
+        let below = cabinet.profiles.split_off(before);
         let profile = Layer::profile(&*target, &below).expect("limits that fit");
         let log = Log::default();
         let mut ring = Memory { time: Nanos(1), regions: Vec::new(), live: 0, timers: Vec::new() };
@@ -321,7 +336,7 @@ impl Devices for Offset<'_> {
     }
 
     fn profile(&self, device: usize) -> &Profile {
-        self.cabinet.profile(device)
+        self.cabinet.profile(device + self.before)
     }
 
     fn identity(&self, device: usize) -> &str {

@@ -10,7 +10,7 @@
 //! All numbers are little-endian.
 
 /// `WRITE_LOG_MAGIC`.
-const MAGIC: u64 = 0x6a73_6677_7368_72;
+const MAGIC: u64 = 0x006a_7366_7773_6872;
 const VERSION: u64 = 1;
 /// Where an entry's own text begins.
 pub const ENTRY_LEN: usize = 32;

@@ -94,7 +94,7 @@ impl Log {
     pub(super) fn append(&self, entries: impl IntoIterator<Item = Entry>) {
         let mut state = self.lock();
         for entry in entries {
-            let len = Sectors((1 + entry.head.data_blocks()) * u64::from(self.block) >> 9);
+            let len = Sectors(((1 + entry.head.data_blocks()) * u64::from(self.block)) >> 9);
             if !state.enabled {
                 return;
             }
@@ -187,7 +187,7 @@ impl Log {
         } else {
             &entry.data
         };
-        debug_assert!(entry.head.flags & (MARK | DISCARD) != 0 || data.len() % block == 0);
+        debug_assert!(entry.head.flags & (MARK | DISCARD) != 0 || data.len().is_multiple_of(block));
         let of_head = block.saturating_sub(from).min(into.len());
         into[..of_head].copy_from_slice(&head[from.min(block)..from.min(block) + of_head]);
         let of_data = into.len() - of_head;
