@@ -59,6 +59,9 @@ pub(crate) enum Command {
     /// Set up and control loop devices, with losetup's own options and output
     #[command(disable_help_flag = true)]
     Losetup(LosetupArgs),
+    /// Make and control devices from tables, with dmsetup's own commands and output
+    #[command(disable_help_flag = true)]
+    Dmsetup(DmsetupArgs),
     #[command(hide = true, name = "loop-device")]
     LoopDevice { words: Vec<String> },
     /// Print a completion script for a shell
@@ -167,6 +170,13 @@ pub(crate) struct ServeArgs {
     /// A file of device-mapper's lines, START LENGTH KIND ARGUMENTS..., in place of a stack; - is stdin
     #[arg(long, value_name = "FILE", conflicts_with = "stack")]
     pub(crate) table: Option<PathBuf>,
+    /// As `dmsetup create --uuid`, `--readonly` and `--notable` hand it on
+    #[arg(long, hide = true, default_value = "")]
+    pub(crate) table_uuid: String,
+    #[arg(long, hide = true)]
+    pub(crate) table_read_only: bool,
+    #[arg(long, hide = true, conflicts_with_all = ["stack", "table"])]
+    pub(crate) no_table: bool,
     /// How a multipath table's paths are looked after: checker=on|off|TIME, checker_max=TIME,
     /// failback=manual|immediate|TIME, no_path_timeout=TIME
     #[arg(long, value_name = "KEY=VALUE,...", conflicts_with = "stack")]
@@ -433,6 +443,15 @@ pub(crate) struct ResumeArgs {
 #[command(after_help = crate::losetup::OPTIONS)]
 pub(crate) struct LosetupArgs {
     /// losetup's options and arguments: blockyard losetup --help lists them
+    #[arg(value_name = "WORDS", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) words: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+#[command(override_usage = "blockyard dmsetup COMMAND [options] [NAME] ...")]
+#[command(after_help = crate::dmsetup::USAGE)]
+pub(crate) struct DmsetupArgs {
+    /// dmsetup's command, options and arguments: blockyard dmsetup help lists them
     #[arg(value_name = "WORDS", trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) words: Vec<String>,
 }

@@ -16,6 +16,7 @@ mod change;
 mod check;
 mod choice;
 mod del;
+mod dmsetup;
 mod failure;
 mod listing;
 mod log;
@@ -74,6 +75,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Stat(args) => stat::stat(&args),
         Command::Trace(args) => trace::trace(&args),
         Command::Losetup(args) => Ok(losetup::losetup(&args.words)),
+        Command::Dmsetup(args) => Ok(dmsetup::dmsetup(&args.words)),
         Command::LoopDevice { words } => Ok(loop_device(&words)),
         Command::Completions { shell } => pages::completions(shell),
         Command::Man => pages::man(),

@@ -20,7 +20,10 @@ pub(crate) fn topology(what: &str, args: &ServeArgs) -> Result<Topology, Failure
     let here = std::env::current_dir().map_err(|why| Failure::new(what, "the current directory", why))?;
     let stack = match (&args.stack, table_text(what, args)?) {
         (Some(stack), _) => parsed::<StackSpec>(what, stack)?,
-        (None, Some(text)) => table(what, &text, args.multipath.as_deref())?,
+        (None, None) if args.no_table => {
+            StackSpec::Table(TableSpec { uuid: args.table_uuid.clone(), ..TableSpec::default() })
+        }
+        (None, Some(text)) => table(what, &text, args)?,
         (None, None) => {
             return Err(Failure::usage(what, "", "there is no stack (give one, or --table FILE)"));
         }
@@ -126,11 +129,12 @@ pub(crate) fn read_table(what: &str, file: &Path) -> Result<String, Failure> {
     text.map_err(|why| Failure::new(what, file.display(), format!("{why} (is the path right?)")))
 }
 
-fn table(what: &str, text: &str, paths: Option<&str>) -> Result<StackSpec, Failure> {
+fn table(what: &str, text: &str, args: &ServeArgs) -> Result<StackSpec, Failure> {
     let mut spec: TableSpec = text.parse().map_err(|why| Failure::usage(what, "the table", why))?;
-    if let Some(paths) = paths {
+    if let Some(paths) = &args.multipath {
         spec.paths = parsed(what, paths)?;
     }
+    (spec.read_only, spec.uuid) = (args.table_read_only, args.table_uuid.clone());
     Ok(StackSpec::Table(spec))
 }
 

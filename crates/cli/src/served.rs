@@ -13,13 +13,21 @@ use engine::trace::TraceOptions;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::Receiver;
+
+/// How often devices that are to go are looked at.
+const DEFERRED_LOOK: Duration = Duration::from_millis(100);
 
 pub(crate) struct Served {
     host: Arc<Host>,
     run: RunDir,
     claims: Mutex<HashMap<String, NameClaim>>,
+    /// Devices that are to go when nobody uses them any more.
+    deferred: Mutex<Vec<String>>,
+    /// Told when there is such a device.
+    has_deferred: Notify,
     /// Told when the last device was deleted.
     pub(crate) emptied: Notify,
     /// Told when the devices are left to another process.
@@ -29,7 +37,39 @@ pub(crate) struct Served {
 impl Served {
     pub(crate) fn new(host: Arc<Host>, run: RunDir, claims: Vec<(DeviceName, NameClaim)>) -> Served {
         let claims = claims.into_iter().map(|(name, claim)| (name.to_string(), claim)).collect();
-        Served { host, run, claims: Mutex::new(claims), emptied: Notify::new(), left: Notify::new() }
+        let (emptied, left, has_deferred) = (Notify::new(), Notify::new(), Notify::new());
+        Served {
+            host,
+            run,
+            claims: Mutex::new(claims),
+            deferred: Mutex::default(),
+            has_deferred,
+            emptied,
+            left,
+        }
+    }
+
+    /// Remove devices that are to go when nobody uses them any more, until the future is dropped.
+    pub(crate) async fn remove_deferred(&self) {
+        loop {
+            let names = self.deferred.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            if names.is_empty() {
+                self.has_deferred.notified().await;
+                continue;
+            }
+            for name in names {
+                let device = self.host.device(&name);
+                let is_used = device.as_ref().is_some_and(|device| self.host.is_used(device));
+                // What stands in the way is looked at again.
+                if device.is_none() || !is_used && self.delete(&name).await.is_ok() {
+                    self.deferred
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .retain(|other| *other != name);
+                }
+            }
+            tokio::time::sleep(DEFERRED_LOOK).await;
+        }
     }
 
     /// A file that stands on the device itself, whoever serves what lies between, cannot be behind it.
@@ -102,7 +142,15 @@ impl Yard for Served {
         name: &'a str,
         call: TableCall,
     ) -> BoxFuture<'a, Result<TableAnswer, ControlError>> {
-        Yard::table(&*self.host, name, call)
+        Box::pin(async move {
+            let later = call == TableCall::RemoveLater;
+            let answer = Yard::table(&*self.host, name, call).await?;
+            if later {
+                self.deferred.lock().unwrap_or_else(PoisonError::into_inner).push(name.to_owned());
+                self.has_deferred.notify_one();
+            }
+            Ok(answer)
+        })
     }
 
     fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), ControlError>> {

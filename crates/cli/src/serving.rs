@@ -157,6 +157,8 @@ impl Serving {
         let answers = tokio::spawn(control::serve(listener, served.clone(), async { drop(stopped.await) }));
         let watcher = tokio::spawn(engine::watch::watch(host.clone(), served.clone()));
         let checker = tokio::spawn(engine::paths::watch(host.clone()));
+        let remover = served.clone();
+        let remover = tokio::spawn(async move { remover.remove_deferred().await });
         let told = self.tell_ready(&ready, &topology);
         if told.is_ok() {
             tokio::select! {
@@ -173,6 +175,7 @@ impl Serving {
         }
         watcher.abort();
         checker.abort();
+        remover.abort();
         let ended = self.drain(&host, &served, &control, &mut signals).await;
         drop(stop);
         // Whoever has not taken an answer by now does not want it.

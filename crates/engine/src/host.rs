@@ -391,7 +391,7 @@ impl Host {
     }
 
     /// Whether a client has a device in use, in whichever way.
-    pub(crate) fn is_used(&self, device: &Arc<Device>) -> bool {
+    pub fn is_used(&self, device: &Arc<Device>) -> bool {
         self.exports_of(device).iter().any(|export| export.is_used(device))
     }
 

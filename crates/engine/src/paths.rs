@@ -104,7 +104,7 @@ impl Watched {
                 }
                 (false, true) => {
                     let away = format!("{} ms", path.failed_at.elapsed().as_millis());
-                    tracing::info!(device = device.name(), path = name, away, "a path is back; {valid} work");
+                    tracing::warn!(device = device.name(), path = name, away, "a path is back; {valid} work");
                 }
                 _ => {}
             }

@@ -21,6 +21,11 @@ use std::time::Duration;
 /// How often it is looked for events that someone waits for.
 const EVENT_LOOK: Duration = Duration::from_millis(10);
 
+/// The kinds of targets that there are, with the versions of the kernel's whose words they take.
+pub fn kinds() -> Vec<(&'static str, [u32; 3])> {
+    layers::target::kinds::<ring::KernelRing>().into_iter().map(|kind| (kind.name, kind.version)).collect()
+}
+
 /// What is asked.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -50,6 +55,8 @@ pub enum TableCall {
     },
     /// What there is to know about the device itself.
     Info,
+    /// Remove the device as soon as nobody uses it.
+    RemoveLater,
     /// The same when another event than that number has happened, or more.
     Wait {
         /// The number of the event that is known.
@@ -107,6 +114,9 @@ pub struct TableInfo {
     pub inactive_devices: Vec<String>,
     /// Its size in bytes.
     pub size: u64,
+    /// What it is called besides its name.
+    #[serde(default)]
+    pub uuid: String,
 }
 
 /// Why a call is refused, beyond what may be wrong with any change.
@@ -195,7 +205,8 @@ impl Host {
                 answer.targets = loaded.map(|loaded| targets(&loaded, Status::Table)).unwrap_or_default();
             }
             TableCall::Message { sector, words } => answer.text = message(&device, sector, &words)?,
-            TableCall::Info => {}
+            // Who keeps the devices' names removes devices.
+            TableCall::Info | TableCall::RemoveLater => {}
             TableCall::Wait { event } => {
                 while events(&device) == event && self.is_there(&device) {
                     tokio::time::sleep(EVENT_LOOK).await;
@@ -222,7 +233,7 @@ impl Host {
         })?;
         let mut spec = spec.rooted(base);
         if let StackSpec::Table(now) = &device.form().stack {
-            spec.paths = now.paths;
+            (spec.paths, spec.read_only, spec.uuid) = (now.paths, now.read_only, now.uuid.clone());
         }
         let mut above = device.layers().to_vec();
         if let Some(bound) = above.iter().find(|layer| !matches!(layer, LayerSpec::Split(_))) {
@@ -244,7 +255,7 @@ impl Host {
             before.admits(loaded).map_err(DeviceError::from)?;
         }
         let (was, now) = (device.limits().logical_block_size, form.tree.profile().limits.logical_block_size);
-        if now > was {
+        if now > was && !before.targets.is_empty() {
             return Err(TableRefusal::Blocks { was, now }.into());
         }
         slot(device).inactive = Some(Arc::new(form));
@@ -332,9 +343,14 @@ fn info(device: &Device) -> TableInfo {
         shown.retain(|name| seen.insert(name.clone()));
         shown
     };
+    let uuid = match &form.stack {
+        StackSpec::Table(spec) => spec.uuid.clone(),
+        _ => String::new(),
+    };
     TableInfo {
+        uuid,
         suspended: device.is_suspended(),
-        active: form.table.is_some(),
+        active: form.table.as_ref().is_some_and(|loaded| !loaded.targets.is_empty()),
         inactive: inactive.is_some(),
         read_only: device.read_only(),
         events: events(device),

@@ -38,6 +38,10 @@ pub struct TableSpec {
     pub base: PathBuf,
     /// How the paths of its multipath targets are looked after.
     pub paths: PathSpec,
+    /// The device is not to be written.
+    pub read_only: bool,
+    /// What the device is called besides its name; empty: nothing.
+    pub uuid: String,
 }
 
 impl TableSpec {

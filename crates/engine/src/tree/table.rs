@@ -161,6 +161,11 @@ pub(crate) fn load(spec: &TableSpec, around: &Surroundings<'_>) -> Result<(Tree,
         targets.push(loaded);
         trees.push(tree);
     }
+    if targets.is_empty() {
+        // A device that waits for its first table.
+        let tree = Tree::leaf(Source::open(&StackSpec::Error(Bytes::ZERO))?);
+        return Ok((tree, Arc::new(Loaded { targets, immutable: None })));
+    }
     let mut tree = match trees.pop() {
         Some(tree) if TableLayer::is_needless(&rows) => tree,
         last => {
@@ -170,6 +175,7 @@ pub(crate) fn load(spec: &TableSpec, around: &Surroundings<'_>) -> Result<(Tree,
     };
     // A table that comes later may look at data.
     tree.profile.opaque = false;
+    tree.profile.read_only |= spec.read_only;
     let immutable = known.iter().find(|kind| kind.immutable && targets.iter().any(|t| t.kind == kind.name));
     let immutable = immutable.map(|kind| kind.name);
     Ok((tree, Arc::new(Loaded { targets, immutable })))

@@ -296,6 +296,8 @@ impl Multipath {
     }
 
     fn set_queue_if_no_path(&self, queue: bool) {
+        // The limit on waiting begins anew.
+        self.no_path_since_ns.store(0, Release);
         self.queue_if_no_path.store(queue, Release);
         self.saved_queue_if_no_path.store(queue, Release);
         self.changed();
@@ -595,5 +597,7 @@ mod tests {
         multipath.set_no_path_timeout(1_000);
         assert!(multipath.keeps(Nanos(5_000)) && multipath.keeps(Nanos(5_999)));
         assert!(!multipath.keeps(Nanos(6_000)) && !multipath.queues_if_no_path());
+        tell(&multipath, "queue_if_no_path").unwrap();
+        assert!(multipath.keeps(Nanos(9_000)) && !multipath.keeps(Nanos(10_000)));
     }
 }

@@ -1,0 +1,246 @@
+//! Multipath with the real binary: paths that fail, are told to, go away and come back, over two real servers.
+//!
+//! What must hold: no error that another path could have kept from the user, no wrong byte, an end to every wait.
+
+use blockyard_tests::peer::Peer;
+use blockyard_tests::remote::{Foreign, fio, serve_as, table_as};
+use blockyard_tests::server::{Sandbox, Server};
+use blockyard_tests::tools::{PATIENCE, missing, until, wait_within};
+use proto::nbd::{CommandFlags, NbdError};
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+
+fn status(sandbox: &Sandbox) -> String {
+    sandbox.run(&["status", "m"]).ok().trim_end_matches('\n').to_owned()
+}
+
+fn tell(sandbox: &Sandbox, words: &str) {
+    let mut all = vec!["message", "m", "0"];
+    all.extend(words.split(' '));
+    sandbox.run(&all).ok();
+}
+
+/// Whether the status says, in the end, that so many paths work.
+fn settles_at(sandbox: &Sandbox, working: usize) -> bool {
+    until(PATIENCE, || (status(sandbox).matches(" A ").count() == working + 1).then_some(())).is_some()
+}
+
+#[test]
+fn status_and_messages_are_the_kernels() {
+    let sandbox = Sandbox::default();
+    sandbox.image("a", MIB);
+    let line = "0 2048 multipath 1 queue_if_no_path 0 2 1 queue-length 0 2 1 a 1 ram:1M 1 queue-length 0 1 1 zero:1M 1";
+    let server = table_as(&sandbox, "m", line, &["--multipath", "checker=off"]);
+    assert_eq!(
+        status(&sandbox),
+        "0 2048 multipath 2 1 0 0 2 1 E 0 2 1 a A 0 0 ram:1M A 0 0 E 0 1 1 zero:1M A 0 0 "
+    );
+    let mut peer = Peer::connect(&server.socket(), "m");
+    peer.read(0, 512).unwrap();
+    tell(&sandbox, "fail_path a");
+    assert_eq!(
+        status(&sandbox),
+        "0 2048 multipath 2 0 0 0 2 1 A 0 2 1 a F 1 0 ram:1M A 0 0 E 0 1 1 zero:1M A 0 0 "
+    );
+    tell(&sandbox, "disable_group 1");
+    peer.read(0, 512).unwrap();
+    assert!(status(&sandbox).contains(" 2 2 D 0 2 1 ") && status(&sandbox).contains(" A 0 1 1 zero:1M"));
+    tell(&sandbox, "switch_group 1");
+    tell(&sandbox, "reinstate_path a");
+    peer.read(0, 512).unwrap();
+    assert!(status(&sandbox).contains(" 2 1 A 0 2 1 a A 1 0 "), "{}", status(&sandbox));
+    tell(&sandbox, "fail_if_no_path");
+    assert_eq!(
+        sandbox.run(&["table", "m"]).ok(),
+        "0 2048 multipath 0 0 2 1 queue-length 0 2 1 a 1 ram:1M 1 queue-length 0 1 1 zero:1M 1 \n"
+    );
+    for words in ["fail_path b", "switch_group 3", "dance"] {
+        let mut all = vec!["message", "m", "0"];
+        all.extend(words.split(' '));
+        let refused = sandbox.run(&all).failed_with(1);
+        assert!(refused.contains(&format!("{words}: Invalid argument")), "{refused}");
+    }
+    sandbox.run(&["suspend", "m", "--noflush"]).ok();
+    let refused = sandbox.run(&["message", "m", "0", "fail_if_no_path"]).failed_with(1);
+    assert!(refused.contains("Device or resource busy"), "{refused}");
+    sandbox.run(&["resume", "m"]).ok();
+    peer.disconnect();
+}
+
+/// One of two servers of the same disk.
+enum Path {
+    Ours(Server),
+    Nbdkit(Foreign),
+}
+
+fn start(sandbox: &Sandbox, nbdkit: bool, image: &str) -> Path {
+    if nbdkit {
+        Path::Nbdkit(Foreign::nbdkit_as(sandbox, "two", &["file", image]))
+    } else {
+        Path::Ours(serve_as(sandbox, "one", &format!("file:{image},share"), &[]))
+    }
+}
+
+fn uris(sandbox: &Sandbox) -> [String; 2] {
+    [
+        format!("nbd:nbd+unix:///one?socket={}", sandbox.path("one.sock").display()),
+        format!("nbd:nbd+unix:///?socket={}", sandbox.path("two.sock").display()),
+    ]
+}
+
+/// Two servers are killed with SIGKILL and started again in turn, under a load that verifies. The length is that of
+/// `BLOCKYARD_SOAK_SECONDS` for `./x soak multipath`.
+#[test]
+fn two_servers_killed_in_turn_cost_no_error_and_no_byte() {
+    if missing(&["fio", "nbdkit"]) {
+        return;
+    }
+    let seconds =
+        std::env::var("BLOCKYARD_SOAK_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(3);
+    let sandbox = Sandbox::default();
+    let image = sandbox.image("image", 64 * MIB).to_string_lossy().into_owned();
+    let mut paths = [start(&sandbox, false, &image), start(&sandbox, true, &image)];
+    let [one, two] = uris(&sandbox);
+    let line = format!("0 131072 multipath 1 queue_if_no_path 0 1 1 queue-length 0 2 1 {one} 1 {two} 1");
+    let server =
+        table_as(&sandbox, "m", &line, &["--queues", "2", "--multipath", "checker=100ms,checker_max=1s"]);
+    let mut load = fio(&server, "--size=16M --bs=512-64k --iodepth=16 --numjobs=2 --offset_increment=32M");
+    load.args(["--verify_backlog=64", "--time_based", "--output=/dev/null"]);
+    load.arg(format!("--runtime={seconds}"));
+    let mut load = load.spawn().unwrap();
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let mut kills = 0;
+    while Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(300));
+        let which = kills % 2;
+        match &mut paths[which] {
+            Path::Ours(server) => server.kill(),
+            Path::Nbdkit(server) => rustix::process::kill_process(
+                rustix::process::Pid::from_raw(server.pid() as i32).expect("a process"),
+                rustix::process::Signal::KILL,
+            )
+            .expect("it is there"),
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        paths[which] = start(&sandbox, which == 1, &image);
+        kills += 1;
+        // The other path is there, or will be; the next kill waits for both.
+        assert!(settles_at(&sandbox, 2), "a path did not come back: {}\n{}", status(&sandbox), server.log());
+    }
+    let ended = wait_within(&mut load, PATIENCE).expect("fio ends");
+    assert!(ended.success(), "{ended} after {kills} kills: {}", server.log());
+    assert!(kills >= 2, "killed {kills} times only");
+    assert!(
+        server.log().contains("a path failed") && server.log().contains("a path is back"),
+        "{}",
+        server.log()
+    );
+}
+
+#[test]
+fn a_path_that_is_away_keeps_nobody_from_attaching() {
+    let sandbox = Sandbox::default();
+    let image = sandbox.image("image", 4 * MIB).to_string_lossy().into_owned();
+    let _one = start(&sandbox, false, &image);
+    let [one, other] = uris(&sandbox);
+    let two = other.replace("two.sock", "late.sock").replace(":///?", ":///late?");
+    let line = format!("0 8192 multipath 0 0 1 1 round-robin 0 2 1 {two} 1 {one} 1");
+    let server = table_as(&sandbox, "m", &line, &["--multipath", "checker=50ms,checker_max=200ms"]);
+    assert!(status(&sandbox).contains(&format!("{two} F 1 ")), "{}", status(&sandbox));
+    let mut peer = Peer::connect(&server.socket(), "m");
+    peer.write(0, &[5; 4096], CommandFlags::NONE).unwrap();
+    let _late = serve_as(&sandbox, "late", &format!("file:{image},share"), &[]);
+    assert!(settles_at(&sandbox, 2), "{}", status(&sandbox));
+    for _ in 0..8 {
+        assert_eq!(peer.read(0, 4096).unwrap(), [5; 4096]);
+    }
+    peer.disconnect();
+}
+
+#[test]
+fn without_a_path_requests_fail_or_wait_as_they_were_told() {
+    let sandbox = Sandbox::default();
+    sandbox.image("a", MIB);
+    let line = "0 2048 multipath 0 0 1 1 round-robin 0 2 0 a ram:1M";
+    let server = table_as(&sandbox, "m", line, &["--multipath", "no_path_timeout=1s"]);
+    let mut peer = Peer::connect(&server.socket(), "m");
+    tell(&sandbox, "fail_path a");
+    tell(&sandbox, "fail_path ram:1M");
+    assert_eq!(peer.read(0, 512), Err(NbdError::Io));
+    tell(&sandbox, "queue_if_no_path");
+    // What a message took out of use no check puts back; the limit on waiting ends it.
+    let start = Instant::now();
+    assert_eq!(peer.read(0, 512), Err(NbdError::Io));
+    let took = start.elapsed();
+    assert!(took >= Duration::from_millis(950) && took < Duration::from_secs(5), "{took:?}");
+    tell(&sandbox, "queue_if_no_path");
+    let socket = server.socket();
+    let reader = std::thread::spawn(move || {
+        let mut late = Peer::connect(&socket, "m");
+        let read = late.read(0, 512);
+        late.disconnect();
+        read
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!reader.is_finished(), "it waits for a path");
+    tell(&sandbox, "reinstate_path a");
+    assert_eq!(reader.join().unwrap().unwrap(), [0; 512]);
+    let shown = sandbox.run(&["show", "m"]).ok();
+    assert!(shown.contains("longest wait for a path"), "{shown}");
+    peer.disconnect();
+}
+
+#[test]
+fn failback_goes_to_the_first_group_and_not_without_being_asked() {
+    let sandbox = Sandbox::default();
+    let line = "0 2048 multipath 0 0 2 1 round-robin 0 1 0 ram:1M round-robin 0 1 0 zero:1M";
+    let server = table_as(&sandbox, "m", line, &["--multipath", "failback=immediate"]);
+    let mut peer = Peer::connect(&server.socket(), "m");
+    peer.write(0, &[9; 512], CommandFlags::NONE).unwrap();
+    tell(&sandbox, "fail_path ram:1M");
+    assert_eq!(peer.read(0, 512).unwrap(), [0; 512], "the other group's path");
+    tell(&sandbox, "reinstate_path ram:1M");
+    let back = until(PATIENCE, || (peer.read(0, 512).unwrap() == [9; 512]).then_some(()));
+    assert!(back.is_some(), "{}", status(&sandbox));
+    peer.disconnect();
+}
+
+/// What mptest does at its end: an error table, without flush, and the device goes.
+#[test]
+fn an_error_table_in_its_place_ends_what_waits_for_a_path() {
+    let sandbox = Sandbox::default();
+    sandbox.image("a", MIB);
+    let line = "0 2048 multipath 1 queue_if_no_path 0 1 1 round-robin 0 1 0 a";
+    let server = table_as(&sandbox, "m", line, &[]);
+    tell(&sandbox, "fail_path a");
+    let socket = server.socket();
+    let reader = std::thread::spawn(move || {
+        let mut peer = Peer::connect(&socket, "m");
+        let read = peer.read(0, 512);
+        peer.disconnect();
+        read
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!reader.is_finished());
+    let table = sandbox.text("error.table", "0 2048 error");
+    sandbox.run(&["table", "m", "--load", &table.to_string_lossy()]).ok();
+    sandbox.run(&["suspend", "m", "--noflush"]).ok();
+    sandbox.run(&["resume", "m"]).ok();
+    assert_eq!(reader.join().unwrap(), Err(NbdError::Io));
+    assert_eq!(sandbox.run(&["table", "m"]).ok(), "0 2048 error \n");
+    drop(server);
+}
+
+/// MP-11: queues and depth are the process's.
+#[test]
+fn mp_11_queues_and_depth_are_as_many_as_were_asked_for() {
+    let sandbox = Sandbox::default();
+    let line = "0 2048 multipath 2 queue_mode mq 0 1 1 round-robin 0 1 0 zero:1M";
+    let server = table_as(&sandbox, "m", line, &["--queues", "3", "--depth", "2048"]);
+    let mut peers: Vec<Peer> = (0..3).map(|_| Peer::connect(&server.socket(), "m")).collect();
+    peers.iter_mut().for_each(|peer| drop(peer.read(0, 512).unwrap()));
+    let shown = sandbox.run(&["show", "m"]).ok();
+    assert_eq!(shown.matches("2048 deep").count() + shown.matches("depth 2048").count(), 3, "{shown}");
+    peers.into_iter().for_each(Peer::disconnect);
+}
