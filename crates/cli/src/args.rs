@@ -42,6 +42,8 @@ pub(crate) enum Command {
     Resize(ResizeArgs),
     /// Change how a device is served while it is
     Set(SetArgs),
+    /// Write an overlay down into what it stands over
+    Commit(CommitArgs),
     /// Hold back a device's requests until it is resumed
     Suspend(SuspendArgs),
     /// Carry out what a suspended device held back, and go on
@@ -355,6 +357,22 @@ device stay mounted. The kernel must be able to quiesce it (Linux 6.16), or its 
 pub(crate) struct UpgradeArgs {
     /// The device
     pub(crate) name: String,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+The overlay is empty afterwards, and may go on to be used. Whatever else has an overlay over the same must not be used
+any more. It may be cut short at any moment: the overlay then still holds all of it, and is committed again.
+
+  blockyard commit vm7                                            while it is served
+  blockyard commit file:base.img --layer cow,file=vm7.cow         while it is not")]
+pub(crate) struct CommitArgs {
+    /// The device; or, of an overlay that is not served, what it stands over
+    #[arg(value_name = "NAME|STACK")]
+    pub(crate) what: String,
+    /// The layers of a stack that is not served; the uppermost overlay is committed
+    #[arg(long = "layer", value_name = "KIND,KEY=VALUE...")]
+    pub(crate) layers: Vec<String>,
 }
 
 #[derive(Args, Debug)]

@@ -1,8 +1,9 @@
 //! `resize`, `set`, `suspend`, `resume`: changing a device while it is served.
 
-use crate::args::{ResizeArgs, ResumeArgs, SetArgs, SuspendArgs};
+use crate::args::{CommitArgs, ResizeArgs, ResumeArgs, SetArgs, SuspendArgs};
 use crate::failure::Failure;
 use crate::listing::{block_on, client_of, run_dir};
+use crate::plan;
 use crate::progress::shown;
 use engine::change::Change;
 use engine::spec::{Bytes, Direct};
@@ -37,6 +38,21 @@ pub(crate) fn set(args: &SetArgs) -> Result<ExitCode, Failure> {
         }
     };
     change("set", &args.name, &wanted)
+}
+
+pub(crate) fn commit(args: &CommitArgs) -> Result<ExitCode, Failure> {
+    let is_stack = args.what.contains(':');
+    if args.layers.is_empty() && !is_stack {
+        return change("commit", &args.what, &Change::Commit);
+    }
+    if !is_stack {
+        let why = "a device that is served has its layers (leave out --layer, or give a stack: file:PATH)";
+        return Err(Failure::usage("commit", &args.what, why));
+    }
+    let spec = plan::device("commit", &args.what, &args.layers)?;
+    let name = spec.name.clone();
+    engine::commit::commit(&spec.config()).map_err(|why| Failure::new("commit", &name, why))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 pub(crate) fn suspend(args: &SuspendArgs) -> Result<ExitCode, Failure> {

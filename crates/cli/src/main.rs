@@ -66,6 +66,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Recover(args) => recover::recover(&args),
         Command::Upgrade(args) => recover::upgrade(&args),
         Command::Resize(args) => change::resize(&args),
+        Command::Commit(args) => change::commit(&args),
         Command::Set(args) => change::set(&args),
         Command::Suspend(args) => change::suspend(&args),
         Command::Resume(args) => change::resume(&args),

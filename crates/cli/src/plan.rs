@@ -59,6 +59,15 @@ pub(crate) fn topology(what: &str, args: &ServeArgs) -> Result<Topology, Failure
     }
 }
 
+/// A stack and its layers, which nobody is to serve.
+pub(crate) fn device(what: &str, stack: &str, layers: &[String]) -> Result<DeviceSpec, Failure> {
+    let here = std::env::current_dir().map_err(|why| Failure::new(what, "the current directory", why))?;
+    let stack = parsed::<StackSpec>(what, stack)?.rooted(&here);
+    let layers = layers.iter().map(|layer| Ok(parsed::<LayerSpec>(what, layer)?.rooted(&here)));
+    let layers = layers.collect::<Result<_, Failure>>()?;
+    Ok(DeviceSpec { name: stack.derived_name(), stack, layers, limits: None, depth: None, line: 0 })
+}
+
 /// At least one: without an address, the NBD socket in the run directory, which a service manager's
 /// sockets may take the place of.
 fn exports(

@@ -16,7 +16,7 @@ fn options(sandbox: &Sandbox, command: &str) -> Vec<String> {
     words.filter(|word| word.starts_with("--")).map(name).collect()
 }
 
-const COMMANDS: [&str; 18] = [
+const COMMANDS: [&str; 19] = [
     "serve",
     "add",
     "up",
@@ -27,6 +27,7 @@ const COMMANDS: [&str; 18] = [
     "recover",
     "upgrade",
     "resize",
+    "commit",
     "set",
     "suspend",
     "resume",

@@ -42,6 +42,8 @@ pub enum Change {
         /// It may become smaller.
         shrink: bool,
     },
+    /// Write the overlay down into what it stands over.
+    Commit,
     /// Hold requests back until it is resumed.
     Suspend {
         /// First let those under way end, and put everything onto stable storage.
@@ -161,6 +163,7 @@ impl Host {
             Change::Suspend { flush } => self.suspend(&device, flush).await,
             Change::Trace(change) => Ok(Host::change_trace(&device, &change).map_err(ChangeError::from)?),
             Change::Leave => self.leave_device(name).await,
+            Change::Commit => self.commit(&device).await,
             Change::Resume => self.resume_with_loaded(&device).await,
         }
     }
@@ -289,7 +292,7 @@ impl Host {
 
     /// Freeze and drain the device and all that stand on it, and have them swap what they are: the device for what `make`
     /// makes meanwhile. [`let_go`](Host::let_go) has to follow. After an error all of them are what they were.
-    async fn exchange(
+    pub(crate) async fn exchange(
         &self,
         device: &Arc<Device>,
         make: impl FnOnce() -> Result<Result<Arc<Form>, ChangeError>, DeviceError> + Send + 'static,
@@ -328,7 +331,7 @@ impl Host {
     }
 
     /// An exchange is over.
-    fn let_go(&self, device: &Arc<Device>, keep: bool) {
+    pub(crate) fn let_go(&self, device: &Arc<Device>, keep: bool) {
         let tower = self.tower(device);
         tower.iter().for_each(|device| device.set_changing(false));
         self.settle(&tower, keep);

@@ -9,7 +9,7 @@ use crate::spec::{DeviceName, Format, LayerSpec, StackSpec};
 use crate::trace::Session;
 pub use crate::tree::TableError;
 use crate::tree::{self, Tree};
-pub use crate::tree::{CowError, PartError};
+pub use crate::tree::{CommitError, CowError, PartError};
 pub(crate) use crate::tree::{Held, Mounted};
 use crate::tree::{Loaded, Surroundings};
 use backends::{CompletionError, Fact, Features, NullError, OpenError, RamError};
@@ -88,6 +88,9 @@ pub enum DeviceError {
     /// The table.
     #[error(transparent)]
     Table(#[from] TableError),
+    /// Committing the overlay.
+    #[error(transparent)]
+    Commit(#[from] CommitError),
     /// More layers than a request's path holds.
     #[error("{0} layers and a backend are more than the {DEPTH_MAX} that fit (leave some out)")]
     TooDeep(usize),

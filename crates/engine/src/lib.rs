@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod change;
+pub mod commit;
 pub mod control;
 pub mod cycle;
 pub mod device;

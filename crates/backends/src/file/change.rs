@@ -148,6 +148,46 @@ impl File {
         Ok(file)
     }
 
+    /// The same file, which is open to be read, opened a second time to be written. No other program may be let in
+    /// between: until [`deny_writers`](File::deny_writers) this one's readers keep writers off no longer, and the
+    /// second one's lock does.
+    ///
+    /// # Errors
+    /// [`OpenError`]: it is in use by someone else too, or may not be written.
+    pub fn reopened_for_writing(&self) -> Result<Arc<File>, OpenError> {
+        super::lock::allow_writers(&self.handle, self.locked)
+            .map_err(|error| OpenError::call("unlocking", &self.spec, error))?;
+        let spec = FileSpec {
+            read_only: false,
+            direct: Direct::Off,
+            block: Some(self.shared.facts.block),
+            create: false,
+            size: None,
+            ..self.spec.clone()
+        };
+        let opened = File::open(&spec)?;
+        if opened.identity()? != self.identity()? {
+            let why = "another file has its name by now (give it back the one that is served)";
+            return Err(OpenError::refused(&spec, why.to_owned()));
+        }
+        Ok(opened)
+    }
+
+    /// Keep other writers off again.
+    ///
+    /// # Errors
+    /// Somebody locks all of the file for writing.
+    pub fn deny_writers(&self) -> std::io::Result<()> {
+        super::lock::deny_writers(&self.handle, self.locked)
+    }
+
+    fn identity(&self) -> Result<(u64, u64), OpenError> {
+        use std::os::unix::fs::MetadataExt;
+        let meta =
+            self.handle.metadata().map_err(|error| OpenError::call("looking at", &self.spec, error))?;
+        Ok((meta.dev(), meta.ino()))
+    }
+
     fn copy_with(&self, spec: FileSpec, size: Bytes) -> Arc<File> {
         let facts = super::Facts { size, ..self.shared.facts };
         Arc::new(File {

@@ -67,6 +67,27 @@ pub(super) fn lock(file: &File, spec: &FileSpec) -> Result<Locked, OpenError> {
     }
 }
 
+/// Let go of what keeps writers off, for one of our own.
+pub(super) fn allow_writers(file: &File, locked: Locked) -> io::Result<()> {
+    for n in denied(locked) {
+        sys::let_go_of_byte(file, DENIES + n)?;
+    }
+    Ok(())
+}
+
+/// Take it again.
+pub(super) fn deny_writers(file: &File, locked: Locked) -> io::Result<()> {
+    for n in denied(locked) {
+        sys::hold_byte(file, DENIES + n)?;
+    }
+    Ok(())
+}
+
+fn denied(locked: Locked) -> impl Iterator<Item = i64> {
+    let all: &[i64] = if locked == Locked::Yes { &[WRITE, RESIZE] } else { &[] };
+    all.iter().copied()
+}
+
 /// Whether the kernel's loop driver, which takes no locks, has it open in a way that does not go with ours: two
 /// readers agree.
 fn is_behind_a_loop_device(file: &File, read_only: bool) -> bool {

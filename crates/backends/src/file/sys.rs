@@ -136,6 +136,13 @@ pub(super) fn hold_byte(file: &File, at: i64) -> io::Result<()> {
     answer(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) }.into()).map(drop)
 }
 
+/// Let go of that byte.
+pub(super) fn let_go_of_byte(file: &File, at: i64) -> io::Result<()> {
+    let lock = byte_lock(libc::F_UNLCK, at);
+    // SAFETY: as above.
+    answer(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) }.into()).map(drop)
+}
+
 /// Whether someone else holds that byte.
 pub(super) fn byte_is_held(file: &File, at: i64) -> io::Result<bool> {
     let mut lock = byte_lock(libc::F_WRLCK, at);

@@ -48,7 +48,7 @@ const TABLE: &[(&str, &str, &str)] = &[
     ("--seed", "N", "of offsets and data (1)"),
     ("--cases", "A,B", "jobs, by name or by how it begins (all)"),
     ("--servers", "A,B", "servers, by name or by how it begins (all that are installed)"),
-    ("--storage", "A,B", "ram, tmpfs, disk, disk-direct (ram,tmpfs)"),
+    ("--storage", "A,B", "ram, tmpfs, disk, disk-direct, qcow2, overlay (ram,tmpfs)"),
     ("--no-facts", "", "leave out start-up, memory, wake-ups and system calls"),
     ("--only-facts", "", "leave out the jobs"),
     ("--no-realtime", "", "run in the normal scheduling class even where chrt is permitted"),
@@ -172,7 +172,9 @@ impl Options {
                 let words: Vec<&str> = value.split(',').collect();
                 if let Some(word) = words.iter().find(|word| !STORAGES.iter().any(|one| one.name() == **word))
                 {
-                    return Err(Error(format!("{name} {word}: none of ram tmpfs disk disk-direct")));
+                    return Err(Error(format!(
+                        "{name} {word}: none of ram tmpfs disk disk-direct qcow2 overlay"
+                    )));
                 }
                 self.storages = STORAGES.iter().copied().filter(|one| words.contains(&one.name())).collect();
             }

@@ -98,6 +98,17 @@ impl Report<'_> {
         })
     }
 
+    /// The heads of the columns: images are compared with another server than files.
+    fn head(&self) -> [&'static str; 10] {
+        let mut head = HEAD;
+        if !self.series.is_empty() && self.series.iter().all(|series| series.storage.is_image()) {
+            (head[7], head[8]) = ("op/s : qemu-nbd", "CPU : qemu-nbd");
+        } else if self.series.iter().any(|series| series.storage.is_image()) {
+            (head[7], head[8]) = ("op/s : nbdkit, images : qemu-nbd", "CPU : the same");
+        }
+        head
+    }
+
     fn rows(&self) -> Vec<Vec<String>> {
         let mut rows = Vec::new();
         for series in self.series {
@@ -114,8 +125,8 @@ impl Report<'_> {
                 format!("{:.0}", median(&rates) * f64::from(series.job.block) / 1e6),
                 series.read_p99_us().map_or_else(|| "-".into(), |time| format!("{time:.0}")),
                 Spread::of(&costs).show(2),
-                against(Kind::Nbdkit, Series::rates),
-                against(Kind::Nbdkit, Series::costs),
+                against(series.storage.peer(), Series::rates),
+                against(series.storage.peer(), Series::costs),
                 against(Kind::Floor, Series::rates),
             ]);
         }
@@ -183,7 +194,7 @@ impl Report<'_> {
     pub(super) fn table(&self) -> String {
         let mut text = format!("{}\n", self.setting());
         if !self.series.is_empty() {
-            text += &aligned(&HEAD, &self.rows());
+            text += &aligned(&self.head(), &self.rows());
         }
         if !self.facts.is_empty() {
             text += "\n";
@@ -272,7 +283,7 @@ impl Report<'_> {
         for warning in self.warnings() {
             text += &format!("{warning}\n\n");
         }
-        text += &piped(&HEAD, &self.rows());
+        text += &piped(&self.head(), &self.rows());
         if !self.facts.is_empty() {
             text += "\n";
             text += &piped(&FACTS_HEAD, &self.facts_rows());

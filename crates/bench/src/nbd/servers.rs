@@ -48,10 +48,15 @@ pub(super) enum Storage {
     Disk,
     /// The same, past the page cache.
     DiskDirect,
+    /// A qcow2 image in memory.
+    Qcow2,
+    /// An overlay in memory over a file of holes: ours, and as qcow2 with a backing file.
+    Overlay,
 }
 
 /// Every storage, in the order of the tables.
-pub(super) const STORAGES: &[Storage] = &[Storage::Ram, Storage::Tmpfs, Storage::Disk, Storage::DiskDirect];
+pub(super) const STORAGES: &[Storage] =
+    &[Storage::Ram, Storage::Tmpfs, Storage::Disk, Storage::DiskDirect, Storage::Qcow2, Storage::Overlay];
 
 impl Kind {
     /// Its name in tables and on the command line.
@@ -69,7 +74,7 @@ impl Kind {
     pub(super) fn serves(self, storage: Storage) -> bool {
         match (self, storage) {
             (Self::Blockyard, _) => true,
-            (Self::Nbdkit, storage) => storage != Storage::DiskDirect,
+            (Self::Nbdkit, storage) => storage != Storage::DiskDirect && !storage.is_image(),
             (Self::QemuThreads | Self::QemuUring, storage) => storage != Storage::Ram,
             // It answers from memory whatever the others lie on: the measure beside a file in memory too.
             (Self::Floor, storage) => matches!(storage, Storage::Ram | Storage::Tmpfs),
@@ -85,7 +90,19 @@ impl Storage {
             Self::Tmpfs => "tmpfs",
             Self::Disk => "disk",
             Self::DiskDirect => "disk-direct",
+            Self::Qcow2 => "qcow2",
+            Self::Overlay => "overlay",
         }
+    }
+
+    /// Whether what is served has a format.
+    pub(super) fn is_image(self) -> bool {
+        matches!(self, Self::Qcow2 | Self::Overlay)
+    }
+
+    /// Whom the others are compared with.
+    pub(super) fn peer(self) -> Kind {
+        if self.is_image() { Kind::QemuThreads } else { Kind::Nbdkit }
     }
 }
 
@@ -125,10 +142,18 @@ impl Server {
         let mut files = vec![socket.clone()];
         let mut image = PathBuf::new();
         if storage != Storage::Ram && kind != Kind::Floor {
-            let folder = if storage == Storage::Tmpfs { &site.tmpfs } else { &site.disk };
+            let on_disk = matches!(storage, Storage::Disk | Storage::DiskDirect);
+            let folder = if on_disk { &site.disk } else { &site.tmpfs };
             image = folder.join(format!("{}.img", kind.name()));
             File::create(&image).and_then(|file| file.set_len(site.size)).map_err(Error::at(&image))?;
             files.push(image.clone());
+            if storage.is_image() && !(kind == Kind::Blockyard && storage == Storage::Overlay) {
+                let base = (storage == Storage::Overlay).then_some(&*image);
+                let made = make_qcow2(&overlay_of(&image), base, site.size)?;
+                files.push(made);
+            } else if storage == Storage::Overlay {
+                files.push(overlay_of(&image));
+            }
         }
         let mut command = command(kind, storage, site, &socket, &image)?;
         let log = site.tmpfs.join(format!("{}.log", kind.name()));
@@ -204,6 +229,22 @@ impl Drop for Server {
     }
 }
 
+/// What lies over a file, or beside it.
+fn overlay_of(image: &Path) -> PathBuf {
+    image.with_extension("over")
+}
+
+fn make_qcow2(path: &Path, base: Option<&Path>, size: u64) -> Result<PathBuf> {
+    let mut command = Command::new("qemu-img");
+    command.args(["create", "-q", "-f", "qcow2"]);
+    if let Some(base) = base {
+        command.args(["-F", "raw", "-b"]).arg(base);
+    }
+    let status =
+        command.arg(path).arg(size.to_string()).status().map_err(Error::at(Path::new("qemu-img")))?;
+    if status.success() { Ok(path.to_owned()) } else { Err(Error("qemu-img create failed".into())) }
+}
+
 fn program(variable: &str, default: &str) -> String {
     std::env::var(variable).unwrap_or_else(|_| default.to_owned())
 }
@@ -215,11 +256,15 @@ fn command(kind: Kind, storage: Storage, site: &Site, socket: &Path, image: &Pat
             let direct = if storage == Storage::DiskDirect { "on" } else { "off" };
             let stack = match storage {
                 Storage::Ram => format!("ram:{size}"),
+                Storage::Qcow2 => format!("file:{},format=qcow2", overlay_of(image).display()),
                 _ => format!("file:{},direct={direct}", image.display()),
             };
             let mut command = Command::new(blockyard()?);
             command.arg("serve").arg(stack).arg("--nbd").arg(format!("unix:{}", socket.display()));
             command.args(["--name", "bench"]);
+            if storage == Storage::Overlay {
+                command.arg("--layer").arg(format!("cow,file={},create", overlay_of(image).display()));
+            }
             // Its run-time state goes with the rest.
             command.env("BLOCKYARD_RUN", site.tmpfs.join("run"));
             command
@@ -238,9 +283,11 @@ fn command(kind: Kind, storage: Storage, site: &Site, socket: &Path, image: &Pat
             let aio = if kind == Kind::QemuUring { "io_uring" } else { "threads" };
             let cache = if storage == Storage::DiskDirect { "none" } else { "writeback" };
             let mut command = Command::new(program("QEMU_NBD", "qemu-nbd"));
-            command.args(["--format=raw", "--persistent", "--shared=0"]);
+            let format = if storage.is_image() { "qcow2" } else { "raw" };
+            command.args(["--persistent", "--shared=0"]).arg(format!("--format={format}"));
             command.arg(format!("--aio={aio}")).arg(format!("--cache={cache}"));
-            command.arg("--socket").arg(socket).arg(image);
+            let shown = if storage.is_image() { overlay_of(image) } else { image.to_owned() };
+            command.arg("--socket").arg(socket).arg(shown);
             command
         }
         Kind::Floor => {

@@ -73,6 +73,21 @@ fn finish(mut tree: Tree, layers: &[LayerSpec], limits: &str) -> Result<Tree, De
     Ok(tree)
 }
 
+/// Write the uppermost overlay of a device that nobody serves down into what it stands over.
+///
+/// # Errors
+/// What does not open, and what cannot be written: the overlay can be committed again.
+pub(crate) fn commit(config: &DeviceConfig) -> Result<(), DeviceError> {
+    let part = |tree| match &config.stack {
+        StackSpec::File(file) => match &file.part {
+            Some(selector) => part::open(tree, selector),
+            None => Ok(tree),
+        },
+        _ => Ok(tree),
+    };
+    super::commit::commit(&config.stack, &config.layers, part, add)
+}
+
 fn add(below: Tree, layer: &LayerSpec) -> Result<Tree, DeviceError> {
     match layer {
         LayerSpec::Split(limits) => split(below, limits),

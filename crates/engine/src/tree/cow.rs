@@ -92,9 +92,17 @@ pub(super) fn open(below: Tree, spec: &CowSpec) -> Result<Tree, DeviceError> {
     })?;
     let Opened { header, table, tally } = opened;
     let index = Index::open(header.layout, header.origin.size, &table, tally.as_deref());
-    let facts: Vec<Fact> = vec![("overlay", path.display().to_string())];
-    let layer = Arc::new(CowLayer::new(Arc::new(index), facts));
-    Ok(Tree::over(layer, vec![below, store])?.sized_by(Extent::Made))
+    let mut facts: Vec<Fact> = vec![("overlay", path.display().to_string())];
+    if header.committing {
+        facts.push(("overlay commit", "cut short (commit it again)".to_owned()));
+    }
+    if header.committing {
+        let why = "a commit of it was cut short: what is under it has a part of that (commit it again)";
+        tracing::warn!("{}: {why}", path.display());
+    }
+    let index = Arc::new(index);
+    let layer = Arc::new(CowLayer::new(index.clone(), facts));
+    Ok(Tree::over(layer, vec![below, store])?.sized_by(Extent::Overlay(index)))
 }
 
 impl CowError {
@@ -112,7 +120,7 @@ struct Opened {
 }
 
 /// Which origin this is.
-fn identify(tree: &Tree) -> io::Result<Identity> {
+pub(super) fn identify(tree: &Tree) -> io::Result<Identity> {
     let mut scratch = Scratch::new(tree).map_err(io::Error::other)?;
     let size = tree.profile().size;
     let block = tree.profile().limits.logical_block_size.0;
@@ -141,7 +149,7 @@ fn boot_id() -> [u8; 16] {
 /// The first header goes to the disk last, when all else is there.
 fn make_new(store: &Tree, origin: Identity, layout: Layout) -> io::Result<Opened> {
     let mut scratch = Scratch::new(store).map_err(io::Error::other)?;
-    let header = Header { sequence: 1, origin, boot: boot_id(), layout };
+    let header = Header { sequence: 1, origin, boot: boot_id(), layout, committing: false };
     scratch.flush()?;
     for at in [SECOND_AT, 0] {
         scratch.write(at, &header.encode())?;
@@ -169,7 +177,9 @@ fn open_old(store: &Tree, origin: Identity, spec: &CowSpec) -> Result<Opened, Co
             layout.file_len()
         )));
     }
-    if header.origin != origin {
+    // A commit that was cut short has changed what is under it, and may have made it as long as the device.
+    let is_under_way = header.committing && [header.origin.size, layout.size].contains(&origin.size);
+    if header.origin != origin && !is_under_way {
         return Err(unfit(match header.origin.size == origin.size {
             true => "it belongs to another device, or what is under it was changed (give the one it was made over)".into(),
             false => format!("it belongs to a device of {}, and this one has {}", header.origin.size, origin.size),

@@ -11,6 +11,7 @@
 //! *Invariant:* no path from the top to a backend is longer than [`DEPTH_MAX`] nodes.
 
 mod build;
+mod commit;
 mod cow;
 mod part;
 mod places;
@@ -18,7 +19,9 @@ mod scratch;
 mod source;
 mod table;
 
-pub(crate) use build::{open, open_table};
+pub(crate) use build::{commit, open, open_table};
+pub use commit::CommitError;
+pub(crate) use commit::{Commit, give_back};
 pub use cow::CowError;
 pub use part::PartError;
 pub(crate) use part::{TABLE_FACT, table_facts};
@@ -33,6 +36,7 @@ use backends::{Fact, File, Null, OpenError};
 use block::{Bytes, LimitsError, Profile, Region};
 use exports::nbd::DeviceFacts;
 use layers::Layer;
+use layers::cow::Index;
 use partition::Selector;
 use queue::{DEPTH_MAX, FileId, NodeId, Stack};
 use ring::{ForeignMemory, KernelRing};
@@ -108,8 +112,8 @@ enum Extent {
     Below,
     /// The partition that this selects in the table below, and where it began.
     Partition(Selector, Bytes),
-    /// It was decided when this was made.
-    Made,
+    /// It was decided when this overlay was made.
+    Overlay(Arc<Index>),
 }
 
 /// Why a tree has the size it has.
@@ -213,7 +217,7 @@ impl Tree {
     pub(crate) fn size_of(&self) -> SizeOf {
         match (&self.extent, &self.element) {
             (Extent::Partition(..), _) => SizeOf::Partition,
-            (Extent::Made, _) => SizeOf::Overlay,
+            (Extent::Overlay(_), _) => SizeOf::Overlay,
             (Extent::Below, Element::Backend(source)) => match **source {
                 Source::File(_) => SizeOf::File,
                 _ => SizeOf::Other,
@@ -304,11 +308,7 @@ impl Tree {
         let mut below =
             below.iter().map(|child| child.remade(remake)).collect::<Result<Vec<_>, DeviceError>>()?;
         match &self.extent {
-            Extent::Partition(selector, start) if remake.tables == Tables::Keep => {
-                let extent = Extent::Partition(selector.clone(), *start);
-                Ok(Tree::over(layer.clone(), below)?.sized_by(extent))
-            }
-            Extent::Partition(selector, start) => {
+            Extent::Partition(selector, start) if remake.tables != Tables::Keep => {
                 // A window stands on one child.
                 let found = part::open(below.remove(0), selector)?;
                 match found.extent {
@@ -318,8 +318,7 @@ impl Tree {
                     _ => Ok(found),
                 }
             }
-            Extent::Made => Ok(Tree::over(layer.clone(), below)?.sized_by(Extent::Made)),
-            Extent::Below => Ok(Tree::over(layer.clone(), below)?),
+            extent => Ok(Tree::over(layer.clone(), below)?.sized_by(extent.clone())),
         }
     }
 

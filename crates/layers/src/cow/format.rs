@@ -31,6 +31,8 @@ const CHUNKS_SMALL: u64 = 1 << 25;
 
 const MAGIC: &[u8; 8] = b"BLKYDCOW";
 const VERSION: u32 = 1;
+/// The flag of an overlay that is being committed.
+const COMMITTING: u64 = 1;
 /// What the checksum covers; it follows.
 const CHECKED_LEN: usize = 124;
 
@@ -81,6 +83,8 @@ pub struct Header {
     pub boot: [u8; 16],
     /// Where things are.
     pub layout: Layout,
+    /// It is being written down into its origin, which need not be the one it was made over meanwhile.
+    pub committing: bool,
 }
 
 /// The sizes of an overlay, from which every place in it follows.
@@ -169,6 +173,7 @@ impl Header {
         put(8, &VERSION.to_le_bytes());
         put(12, &(CHECKED_LEN as u32 + 4).to_le_bytes());
         put(16, &self.sequence.to_le_bytes());
+        put(24, &(if self.committing { COMMITTING } else { 0 }).to_le_bytes());
         put(32, &self.origin.size.0.to_le_bytes());
         put(40, &self.origin.hash);
         put(56, &self.layout.size.0.to_le_bytes());
@@ -201,7 +206,8 @@ impl Header {
         let layout =
             Layout::new(Bytes(word(56)), Some(Bytes(half(64).into()))).map_err(HeaderError::Nonsense)?;
         let places = [word(72), word(80), word(88), word(96)];
-        if places != [TABLE_AT, layout.table_len(), layout.data_at().0, layout.tally_at().0] || word(24) != 0
+        if places != [TABLE_AT, layout.table_len(), layout.data_at().0, layout.tally_at().0]
+            || word(24) & !COMMITTING != 0
         {
             return Err(HeaderError::Nonsense("places and flags are not those of version 1"));
         }
@@ -209,7 +215,7 @@ impl Header {
         hash.copy_from_slice(&bytes[40..56]);
         boot.copy_from_slice(&bytes[104..120]);
         let origin = Identity { size: Bytes(word(32)), hash };
-        Ok(Header { sequence: word(16), origin, boot, layout })
+        Ok(Header { sequence: word(16), origin, boot, layout, committing: word(24) & COMMITTING != 0 })
     }
 
     /// The header of a file that begins with `bytes`, both copies: the newer of those that are sound.
@@ -233,13 +239,15 @@ mod tests {
     fn header() -> Header {
         let layout = Layout::new(Bytes::gib(3), None).unwrap();
         let origin = Identity::new(Bytes::gib(2), [1, 2, 3].into_iter());
-        Header { sequence: 7, origin, boot: [9; 16], layout }
+        Header { sequence: 7, origin, boot: [9; 16], layout, committing: false }
     }
 
     #[test]
     fn a_header_reads_back_from_either_copy() {
         let mut bytes = [header().encode(), Header { sequence: 8, ..header() }.encode()].concat();
         assert_eq!(Header::read(&bytes).unwrap().sequence, 8);
+        let committing = Header { committing: true, ..header() };
+        assert_eq!(Header::read(&committing.encode()), Ok(committing));
         bytes[HEADER_LEN + 60] ^= 1;
         assert_eq!(Header::read(&bytes), Ok(header()));
         bytes[0] ^= 1;
@@ -250,7 +258,7 @@ mod tests {
 
     #[test]
     fn a_sound_checksum_over_nonsense_is_refused() {
-        for (at, value) in [(8, 2u8), (24, 1), (64, 1), (73, 1), (90, 9), (63, 0xff)] {
+        for (at, value) in [(8, 2u8), (24, 2), (24, 3), (64, 1), (73, 1), (90, 9), (63, 0xff)] {
             let mut bytes = header().encode();
             bytes[at] = value;
             let crc = crc32fast::hash(&bytes[..CHECKED_LEN]);

@@ -118,6 +118,20 @@ impl Index {
         self.live.iter().map(|word| u64::from(word.load(Ordering::Relaxed).count_ones())).sum()
     }
 
+    /// The first run of chunks from there on that the overlay holds.
+    pub fn next_live(&self, from: u64) -> Option<Range<u64>> {
+        let end = self.layout.chunks();
+        if from >= end {
+            return None;
+        }
+        let start = match self.run(from..end) {
+            (true, _) => from,
+            (false, start) if start < end => start,
+            _ => return None,
+        };
+        Some(start..self.run(start..end).1)
+    }
+
     pub(super) fn is_live(&self, chunk: u64) -> bool {
         is_set(&self.live, chunk)
     }
@@ -239,6 +253,11 @@ mod tests {
         assert_eq!(index.run(70..100), (true, 100));
         assert_eq!(index.run(200..1000), (false, 1000));
         assert_eq!(index.chunks_live(), 140);
+        index.set_live(999..1000);
+        assert_eq!(index.next_live(0), Some(60..200));
+        assert_eq!(index.next_live(100), Some(100..200));
+        assert_eq!(index.next_live(200), Some(999..1000));
+        assert_eq!(index.next_live(1000), None);
     }
 
     #[test]

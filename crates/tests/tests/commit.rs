@@ -1,0 +1,314 @@
+//! `blockyard commit`: an overlay written down into what it stands over, served or not, cut short or not.
+
+use blockyard_tests::disk::shell;
+use blockyard_tests::peer::Peer;
+use blockyard_tests::server::{Sandbox, Server, missing_root, noise};
+use blockyard_tests::tools::{command, missing, run, wait_within};
+use proto::nbd::CommandFlags;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+const LEN: usize = 8 << 20;
+
+/// A base, an overlay over it, and what the device holds.
+struct Pair {
+    base: PathBuf,
+    overlay: PathBuf,
+    model: Vec<u8>,
+}
+
+impl Pair {
+    fn new(sandbox: &Sandbox, len: usize) -> Pair {
+        let base = sandbox.noise("base.img", len);
+        let model = std::fs::read(&base).expect("a base");
+        Pair { base, overlay: sandbox.path("over.cow"), model }
+    }
+
+    fn stack(&self) -> String {
+        format!("file:{}", self.base.display())
+    }
+
+    fn layer(&self, options: &str) -> String {
+        format!("cow,file={}{options}", self.overlay.display())
+    }
+
+    fn serve(&self, sandbox: &Sandbox, options: &str) -> (Server, Peer) {
+        let server = sandbox.serve(&self.stack(), &["--layer", &self.layer(options)]);
+        let peer = Peer::connect(&server.socket(), "disk");
+        (server, peer)
+    }
+
+    fn write(&mut self, peer: &mut Peer, at: usize, data: &[u8]) {
+        peer.write(at as u64, data, CommandFlags::NONE).expect("a write");
+        self.model[at..at + data.len()].copy_from_slice(data);
+    }
+
+    /// Writes, zeroes and a discard all over it.
+    fn change(&mut self, peer: &mut Peer, seed: u64) {
+        for number in 0..24u64 {
+            let at = ((seed * 31 + number) * 7919 % (LEN as u64 / 512 - 128) * 512) as usize;
+            self.write(peer, at, &noise(seed + number, 512 * (1 + number as usize % 40)));
+        }
+        let at = (seed % 5) as usize * 4096 + 65536;
+        peer.zero(at as u64, 12288 + 512, CommandFlags::NONE).expect("zeroes");
+        self.model[at..at + 12288 + 512].fill(0);
+    }
+
+    #[track_caller]
+    fn is_in_the_base(&self) {
+        assert!(
+            std::fs::read(&self.base).expect("the base") == self.model,
+            "the base is not what the device is"
+        );
+    }
+}
+
+fn shown(sandbox: &Sandbox, fact: &str) -> String {
+    let text = sandbox.run(&["show", "disk", "--json"]).ok();
+    let shown: serde_json::Value = serde_json::from_str(&text).expect("show prints JSON");
+    shown["backend"][fact].as_str().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn an_overlay_is_committed_while_it_is_served_and_goes_on_empty() {
+    let sandbox = Sandbox::default();
+    let mut pair = Pair::new(&sandbox, LEN);
+    let (mut server, mut peer) = pair.serve(&sandbox, ",create");
+    for round in 0..3 {
+        pair.change(&mut peer, round * 100 + 7);
+        let taken = std::fs::metadata(&pair.overlay).expect("the overlay").blocks();
+        sandbox.run(&["commit", "disk"]).ok();
+        pair.is_in_the_base();
+        assert_eq!(shown(&sandbox, "overlay holds"), "0");
+        let left = std::fs::metadata(&pair.overlay).expect("the overlay").blocks();
+        assert!(left < taken / 4 && left < 100, "{left} of {taken} sectors are still there");
+        assert!(peer.read(0, LEN as u64).expect("a read") == pair.model, "through the same connection");
+    }
+    // What comes now is the overlay's again.
+    let before = std::fs::read(&pair.base).expect("the base");
+    pair.change(&mut peer, 1000);
+    peer.flush().expect("a flush");
+    assert!(std::fs::read(&pair.base).expect("the base") == before);
+    peer.disconnect();
+    server.terminate();
+    let (_server, mut peer) = pair.serve(&sandbox, "");
+    assert!(peer.read(0, LEN as u64).expect("a read") == pair.model, "after a restart");
+}
+
+#[test]
+fn an_overlay_that_is_not_served_is_committed_into_a_stack_and_may_be_longer_than_it() {
+    let sandbox = Sandbox::default();
+    let mut pair = Pair::new(&sandbox, LEN - 1536);
+    let (mut server, mut peer) = pair.serve(&sandbox, &format!(",create,size={}", LEN as u64 + MIB));
+    pair.model.resize(LEN + MIB as usize, 0);
+    pair.write(&mut peer, 5 * 512, &noise(3, 4096));
+    pair.write(&mut peer, LEN - 4096, &noise(4, 8192));
+    peer.disconnect();
+    server.terminate();
+    let layer = pair.layer("");
+    sandbox
+        .run(&["commit", &pair.stack(), "--layer", "split,max_sectors=8", "--layer", &layer])
+        .failed_with(1);
+    sandbox.run(&["commit", &pair.stack(), "--layer", &layer]).ok();
+    pair.is_in_the_base();
+    sandbox.run(&["commit", &pair.stack(), "--layer", &layer]).ok();
+    let (_server, mut peer) = pair.serve(&sandbox, "");
+    assert!(peer.read(0, pair.model.len() as u64).expect("a read") == pair.model);
+    assert_eq!(shown(&sandbox, "overlay holds"), "0");
+}
+
+#[test]
+fn an_overlay_on_an_overlay_goes_into_that() {
+    let sandbox = Sandbox::default();
+    let mut pair = Pair::new(&sandbox, LEN);
+    let lower = format!("cow,file={}", sandbox.path("lower.cow").display());
+    let create = format!("{lower},create");
+    let base = std::fs::read(&pair.base).expect("a base");
+    let upper = pair.layer(",create");
+    let mut server = sandbox.serve(&pair.stack(), &["--layer", &create, "--layer", &upper]);
+    let mut peer = Peer::connect(&server.socket(), "disk");
+    pair.change(&mut peer, 5);
+    let why = sandbox.run(&["commit", "disk"]).failed_with(1);
+    assert!(why.contains("stop it, then: blockyard commit STACK --layer"), "{why}");
+    peer.disconnect();
+    server.terminate();
+    sandbox.run(&["commit", &pair.stack(), "--layer", &lower, "--layer", &pair.layer("")]).ok();
+    assert!(std::fs::read(&pair.base).expect("a base") == base, "the lowest is only read");
+    let server = sandbox.serve(&pair.stack(), &["--layer", &lower]);
+    let mut peer = Peer::connect(&server.socket(), "disk");
+    assert!(peer.read(0, LEN as u64).expect("a read") == pair.model);
+    sandbox.run(&["commit", "disk"]).ok();
+    pair.is_in_the_base();
+}
+
+#[test]
+fn what_cannot_be_committed_says_why_and_stays() {
+    let sandbox = Sandbox::default();
+    let mut pair = Pair::new(&sandbox, LEN);
+    let before = std::fs::read(&pair.base).expect("a base");
+    let (server, mut peer) = pair.serve(&sandbox, ",create");
+    pair.change(&mut peer, 9);
+    // Another overlay over the same base would be left without it.
+    let other = format!("cow,file={},create", sandbox.path("other.cow").display());
+    let socket = sandbox.path("other.sock");
+    let nbd = format!("unix:{}", socket.display());
+    let words = ["serve", &pair.stack(), "--layer", &other, "--name", "other", "--nbd", &nbd];
+    let second = sandbox.start(&mut sandbox.blockyard(&words), 1);
+    let why = sandbox.run(&["commit", "disk"]).failed_with(1);
+    assert!(why.contains("does not want it changed"), "{why}");
+    drop(second);
+    // It is let go of again: now nobody is in the way but ourselves.
+    for (words, code, expected) in [
+        (&["commit", &pair.stack(), "--layer", &pair.layer("")][..], 1, "in use"),
+        (&["commit", "absent"], 1, "there is no such device"),
+        (&["commit", &pair.stack()], 1, "there is nothing to commit"),
+        (&["commit", "disk", "--layer", "cow,file=x"], 2, "a device that is served has its layers"),
+    ] {
+        let why = sandbox.run(words).failed_with(code);
+        assert!(why.contains(expected), "{words:?}: {why}");
+    }
+    assert!(std::fs::read(&pair.base).expect("the base") == before, "untouched");
+    assert!(peer.read(0, LEN as u64).expect("a read") == pair.model);
+    drop(server);
+    let stack = format!("{},ro", pair.stack());
+    let why = sandbox.run(&["commit", &stack, "--layer", &pair.layer("")]).failed_with(1);
+    assert!(why.contains("leave out ro"), "{why}");
+    let server = sandbox.serve(&stack, &["--layer", &pair.layer("")]);
+    let why = sandbox.run(&["commit", "disk"]).failed_with(1);
+    assert!(why.contains("leave out ro"), "{why}");
+    drop(server);
+    let _server = sandbox.serve("ram:1M", &[]);
+    let why = sandbox.run(&["commit", "disk"]).failed_with(1);
+    assert!(why.contains("there is nothing to commit"), "{why}");
+}
+
+#[test]
+fn clients_write_on_while_it_is_committed() {
+    let sandbox = Sandbox::default();
+    let mut pair = Pair::new(&sandbox, LEN);
+    let (server, mut peer) = pair.serve(&sandbox, ",create");
+    let done = AtomicBool::new(false);
+    let writes = std::thread::scope(|scope| {
+        let (pair, done) = (&mut pair, &done);
+        let writer = scope.spawn(move || {
+            let mut count = 0u64;
+            while !done.load(Relaxed) || count < 50 {
+                pair.change(&mut peer, count * 17);
+                let at = (count * 4099 % (LEN as u64 / 512 - 8) * 512) as usize;
+                assert!(peer.read(at as u64, 4096).expect("a read") == pair.model[at..at + 4096]);
+                count += 1;
+            }
+            peer.disconnect();
+            count
+        });
+        for _ in 0..8 {
+            sandbox.run(&["commit", "disk"]).ok();
+        }
+        done.store(true, Relaxed);
+        writer.join().expect("every write and read went well")
+    });
+    println!("{writes} rounds of writes beside 8 commits");
+    let mut peer = Peer::connect(&server.socket(), "disk");
+    assert!(peer.read(0, LEN as u64).expect("a read") == pair.model);
+    sandbox.run(&["commit", "disk"]).ok();
+    pair.is_in_the_base();
+}
+
+#[test]
+fn a_commit_that_is_killed_at_any_moment_loses_nothing_and_is_done_again() {
+    let sandbox = Sandbox::default();
+    let mut pair = Pair::new(&sandbox, 4 * LEN);
+    let (mut server, mut peer) = pair.serve(&sandbox, ",create");
+    for at in (0..4 * LEN).step_by(1 << 20) {
+        pair.write(&mut peer, at, &noise(at as u64, 900 << 10));
+    }
+    peer.disconnect();
+    server.terminate();
+    let mut cut_short = 0;
+    for delay_us in [300, 1500, 4000, 8000, 15000, 25000, 40000, 60000] {
+        // Something new each time, or there would be nothing to copy any more.
+        let (mut server, mut peer) = pair.serve(&sandbox, "");
+        assert!(peer.read(0, 4 * LEN as u64).expect("a read") == pair.model, "after a kill at {delay_us} us");
+        for at in (0..4 * LEN).step_by(1 << 20) {
+            pair.write(&mut peer, at, &noise(at as u64 + delay_us, 512 << 10));
+        }
+        // Every other time the server itself is killed, else a program that does nothing but commit.
+        let status = if delay_us % 1000 == 500 {
+            let mut commit = sandbox.blockyard(&["commit", "disk"]).spawn().expect("it starts");
+            std::thread::sleep(Duration::from_micros(delay_us));
+            server.kill();
+            wait_within(&mut commit, Duration::from_secs(20)).expect("it is told");
+            9
+        } else {
+            peer.disconnect();
+            server.terminate();
+            let words = ["commit", &pair.stack(), "--layer", &pair.layer("")];
+            let mut commit = sandbox.blockyard(&words).spawn().expect("it starts");
+            std::thread::sleep(Duration::from_micros(delay_us));
+            let _ = commit.kill();
+            commit.wait().expect("it ends").signal().unwrap_or_default()
+        };
+        cut_short += i32::from(status == 9);
+    }
+    assert!(cut_short > 2, "only {cut_short} were cut short");
+    sandbox.run(&["commit", &pair.stack(), "--layer", &pair.layer("")]).ok();
+    pair.is_in_the_base();
+    let (_server, mut peer) = pair.serve(&sandbox, "");
+    assert!(peer.read(0, 4 * LEN as u64).expect("a read") == pair.model);
+    assert_eq!(
+        (shown(&sandbox, "overlay holds"), shown(&sandbox, "overlay commit")),
+        ("0".into(), String::new())
+    );
+}
+
+struct Unmounted(PathBuf);
+
+impl Drop for Unmounted {
+    fn drop(&mut self) {
+        let _ = run(command(&["umount", "-l"]).arg(&self.0));
+    }
+}
+
+#[test]
+fn a_base_without_room_or_on_a_read_only_mount_fails_the_commit_and_nothing_else() {
+    if missing_root() || missing(&["mount"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let host = sandbox.path("host");
+    std::fs::create_dir(&host).expect("a folder");
+    shell("mount -t tmpfs -o size=2M tmpfs \"$H\"", &[("H", &host)]).ok();
+    let _mounted = Unmounted(host.clone());
+    let base = host.join("base.img");
+    std::fs::File::create(&base).and_then(|file| file.set_len(LEN as u64)).expect("a sparse base");
+    let mut pair = Pair { base, overlay: sandbox.path("over.cow"), model: vec![0; LEN] };
+    let (server, mut peer) = pair.serve(&sandbox, ",create");
+    pair.write(&mut peer, 1 << 20, &noise(1, 4 << 20));
+    let fails = |words: &str| {
+        let why = sandbox.run(&["commit", "disk"]).failed_with(1);
+        assert!(why.contains(words), "{why}");
+    };
+    fails("writing what is under it failed: No space left on device");
+    assert!(peer.read(0, LEN as u64).expect("a read") == pair.model);
+    let remount = |options: &str| {
+        shell(&format!("mount -o remount,{options} \"$H\""), &[("H", &host)]).ok();
+    };
+    remount("ro");
+    fails("Read-only file system");
+    pair.write(&mut peer, 512, &noise(2, 1024));
+    // Cut short is what it says after a restart, too, and it goes on from there.
+    peer.disconnect();
+    drop(server);
+    let (_server, mut peer) = pair.serve(&sandbox, "");
+    assert!(shown(&sandbox, "overlay commit").starts_with("cut short"));
+    assert!(peer.read(0, LEN as u64).expect("a read") == pair.model);
+    remount("rw,size=64M");
+    sandbox.run(&["commit", "disk"]).ok();
+    pair.is_in_the_base();
+    assert_eq!(shown(&sandbox, "overlay commit"), "");
+    assert!(Path::new(&pair.overlay).exists());
+}
