@@ -283,6 +283,9 @@ pub fn soak(root: &Path, arguments: &[String]) -> bool {
     if arguments == ["ublk"] {
         return soak_ublk(root);
     }
+    if arguments == ["multipath"] {
+        return soak_multipath(root);
+    }
     if let [word, rest @ ..] = arguments
         && word == "loop"
     {
@@ -294,7 +297,7 @@ pub fn soak(root: &Path, arguments: &[String]) -> bool {
         _ => None,
     };
     let Some(minutes) = minutes else {
-        eprintln!("soak: usage: ./x soak [MINUTES | ublk | loop [MINUTES]]");
+        eprintln!("soak: usage: ./x soak [MINUTES | ublk | multipath | loop [MINUTES]]");
         return false;
     };
     let mut chore = Chore::begin(root);
@@ -318,6 +321,17 @@ pub fn soak(root: &Path, arguments: &[String]) -> bool {
     let environment =
         [("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true"), ("CARGO_TARGET_DIR", "target/soak")];
     let done = chore.step(&soak.concat(), &environment);
+    chore.end(done)
+}
+
+/// Two servers killed and started again in turn for a minute, under a load that verifies.
+fn soak_multipath(root: &Path) -> bool {
+    let mut chore = Chore::begin(root);
+    let words = [
+        &["cargo", "test", "--locked", "--package", "blockyard-tests", "--test", "multipath"][..],
+        &["--", "--nocapture", "two_servers_killed_in_turn"],
+    ];
+    let done = chore.step(&words.concat(), &[("BLOCKYARD_SOAK_SECONDS", "60")]);
     chore.end(done)
 }
 
