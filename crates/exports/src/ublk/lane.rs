@@ -184,7 +184,13 @@ impl Lane {
     }
 
     /// Whether the end of the turn has something to tell the driver.
+    #[inline]
     pub(super) fn can_tell(&self) -> bool {
+        self.config.batch && self.can_tell_batch()
+    }
+
+    #[inline(never)]
+    fn can_tell_batch(&self) -> bool {
         self.batch.as_ref().is_some_and(|(batch, _)| batch.can_tell())
     }
 
@@ -213,6 +219,7 @@ impl Lane {
     }
 
     /// The same for any command for many tags.
+    #[inline(never)]
     pub(super) fn batch_ended<D: Driver>(&mut self, number: u32, result: i64, ring: &mut D) {
         let Some((batch, _)) = &mut self.batch else { return };
         let outcome = batch.ended(number, result, ring);
@@ -397,6 +404,7 @@ impl Lane {
     }
 
     /// The same for one whose data is where its client and we both have it.
+    #[inline(never)]
     fn arrived_in_client_memory<D: Driver>(
         &mut self,
         tag: u16,
@@ -616,7 +624,7 @@ impl Lane {
     #[inline]
     fn commit_at<D: Driver>(&mut self, tag: u16, result: i32, address: u64, ring: &mut D) {
         self.slots[usize::from(tag)].stage = Stage::Fetched;
-        if self.batch.is_some() {
+        if self.config.batch {
             let told = self.told(tag, result, address);
             return self.batch.iter_mut().for_each(|(batch, _)| batch.add(told, ring));
         }

@@ -166,6 +166,14 @@ impl Front {
             lane.take_up(tag, ring, queues, &mut self.waiting);
             list(&mut self.telling, queue, lane);
         }
+        if !self.telling.is_empty() {
+            self.tell(ring);
+        }
+    }
+
+    /// Tell the driver of what is done, in batches.
+    #[inline(never)]
+    fn tell<D: Driver>(&mut self, ring: &mut D) {
         for queue in self.telling.drain(..) {
             if let Some(lane) = self.lanes.get_mut(usize::from(queue.0)).and_then(Option::as_mut) {
                 lane.is_listed = false;
@@ -209,7 +217,7 @@ impl Front {
 /// Remember a lane that has something to tell. What it cannot tell yet, the end of its last telling brings up again.
 #[inline]
 fn list(telling: &mut Vec<QueueId>, queue: QueueId, lane: &mut Lane) {
-    if !lane.is_listed && lane.can_tell() {
+    if lane.can_tell() && !lane.is_listed {
         lane.is_listed = true;
         telling.push(queue);
     }

@@ -16,6 +16,8 @@ const SERVER: u32 = 42;
 const DEPTH: u16 = 4;
 const DISK: Bytes = Bytes(256 << 10);
 const IO_MAX: Bytes = Bytes(64 << 10);
+/// As much as a client shares, in bytes: what no other piece of the arena stands before.
+const CLIENT_MEMORY: u64 = 128 << 10;
 
 /// What stands behind the queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -53,6 +55,12 @@ fn rig(mode: DataMode, behind: Behind) -> Rig {
 
 /// `batch`: one command is about many requests.
 fn rig_by(mode: DataMode, behind: Behind, batch: bool) -> Rig {
+    let batches = if batch { Features::BATCH_IO } else { Features::NONE };
+    rig_with(mode, behind, batches)
+}
+
+/// With these features, too.
+fn rig_with(mode: DataMode, behind: Behind, more: Features) -> Rig {
     let mut inner = SimRing::new(Rng::new(7), Faults::NONE, Tracer::default());
     let config = DiskConfig { len: DISK.0, punch: true, zero_range: true, align: 1, align_memory: 1 };
     let disk = inner.add_disk(Disk::new(config));
@@ -60,8 +68,7 @@ fn rig_by(mode: DataMode, behind: Behind, batch: bool) -> Rig {
     inner.bytes_mut(lent).fill(0);
     let model = Model::new(ModelConfig::LINUX_7_2);
     let control = Control::new(Arc::new(model.clone()));
-    let batches = if batch { Features::BATCH_IO } else { Features::NONE };
-    let features = mode.features().with(Features::CMD_IOCTL_ENCODE).with(batches);
+    let features = mode.features().with(Features::CMD_IOCTL_ENCODE).with(more);
     let new = NewDevice {
         number: None,
         queues: 1,
@@ -91,6 +98,12 @@ fn rig_by(mode: DataMode, behind: Behind, batch: bool) -> Rig {
     let shared = Arc::new(LaneShared::default());
     shared.size.store(DISK.0, Relaxed);
     let mut front = Front::default();
+    let client_memory = more.has(Features::SHMEM_ZC).then(|| {
+        let memory = ring.inner.allocate(CLIENT_MEMORY as u32).unwrap();
+        let index = control.share(number, ring.address(memory), CLIENT_MEMORY).unwrap();
+        assert_eq!(memory.offset, 0, "a region has its beginning for a name");
+        ClientMemory { region: memory.region, len: CLIENT_MEMORY, index }
+    });
     let lane = LaneConfig {
         queue: id,
         file: ring.file(),
@@ -101,8 +114,8 @@ fn rig_by(mode: DataMode, behind: Behind, batch: bool) -> Rig {
         mode,
         lends: behind == Behind::Lender,
         io_max: IO_MAX,
-        batch,
-        client_memory: None,
+        batch: more.has(Features::BATCH_IO),
+        client_memory,
         encoded: true,
         shared: shared.clone(),
     };
@@ -113,7 +126,7 @@ fn rig_by(mode: DataMode, behind: Behind, batch: bool) -> Rig {
 
 fn request(op: KernelOp, start: u64, sectors: u32, byte: u8) -> ClientRequest {
     let len = if matches!(op, KernelOp::Read | KernelOp::Write) { sectors as usize * 512 } else { 0 };
-    ClientRequest { op, flags: IoFlags::NONE, start, sectors, data: vec![byte; len] }
+    ClientRequest { op, flags: IoFlags::NONE, start, sectors, data: vec![byte; len], shared: None }
 }
 
 impl Rig {
@@ -282,6 +295,26 @@ fn a_place_in_memory_that_nobody_shares_is_an_error_for_its_client() {
         assert_eq!(rig.carry(elsewhere).errno, libc::EIO, "{mode}");
         assert_eq!(rig.carry(request(KernelOp::Write, 0, 8, 9)).errno, 0, "{mode}: the tag is well");
         assert_eq!(rig.shared.in_client_memory.load(Relaxed), 0);
+    }
+}
+
+#[test]
+fn data_in_memory_that_a_client_shares_stays_there() {
+    for mode in [DataMode::Copy, DataMode::UserCopy, DataMode::AutoZeroCopy] {
+        for batches in [Features::NONE, Features::BATCH_IO] {
+            let mut rig = rig_with(mode, Behind::File, Features::SHMEM_ZC.with(batches));
+            let at = |place: u64, request| ClientRequest { shared: Some(place), ..request };
+            assert_eq!(rig.carry(at(4096, request(KernelOp::Write, 8, 16, 7))).errno, 0, "{mode}");
+            let read = rig.carry(request(KernelOp::Read, 8, 16, 0));
+            assert_eq!((read.errno, read.data), (0, vec![7; 8192]), "{mode}: it is in the file");
+            let read = rig.carry(at(65536, request(KernelOp::Read, 8, 16, 0)));
+            assert_eq!((read.errno, read.data), (0, vec![7; 8192]), "{mode}: and comes back there");
+            assert_eq!(rig.shared.in_client_memory.load(Relaxed), 2, "{mode}");
+            // Beyond its end it is no memory that is shared.
+            assert_eq!(rig.carry(at(CLIENT_MEMORY - 512, request(KernelOp::Read, 8, 16, 0))).errno, 0);
+            assert_eq!(rig.shared.in_client_memory.load(Relaxed), 2, "{mode}");
+            assert_eq!(rig.shared.refused.load(Relaxed), 0, "{mode}");
+        }
     }
 }
 

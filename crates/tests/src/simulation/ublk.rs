@@ -176,7 +176,7 @@ impl World {
             }
         }
         let queue = self.rng.below(self.setup.queues.into()) as u16;
-        let request = ClientRequest { op, flags, start: first, sectors, data };
+        let request = ClientRequest { op, flags, start: first, sectors, data, shared: None };
         let number = self.kernel.submit(self.number, queue, request).expect("there is a block device");
         let args = [("op", op as u64), ("number", number), ("sector", first), ("sectors", sectors.into())];
         self.note("ask", &args);

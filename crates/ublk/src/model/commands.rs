@@ -4,7 +4,7 @@ use super::device::Device;
 use super::{Model, World};
 use crate::abi::{
     Attributes, ControlOp, DeviceInfo, Features, ParamTypes, Params, QUEUE_DEPTH_MAX, QUEUES_MAX,
-    SEGMENT_SIZE_MIN, State,
+    SEGMENT_SIZE_MIN, ShmemBufferReg, State,
 };
 use crate::control::{Command, Refusal};
 use std::time::Duration;
@@ -112,8 +112,32 @@ fn at_once(world: &mut World, command: Command) -> Answer {
             there.params.basic.dev_sectors = command.data;
             Ok((0, Vec::new()))
         }
+        ControlOp::RegBuf => share(there, &command.buffer),
+        ControlOp::UnregBuf => match there.client_memory.get_mut(command.data as usize).map(Option::take) {
+            Some(Some(_)) => Ok((0, Vec::new())),
+            _ => Err(refused(libc::ENOENT)),
+        },
         _ => Err(refused(libc::EOPNOTSUPP)),
     }
+}
+
+/// Memory that clients share gets a number.
+fn share(there: &mut Device, buffer: &[u8]) -> Answer {
+    if !there.features().has(Features::SHMEM_ZC) {
+        return Err(refused(libc::EOPNOTSUPP));
+    }
+    let memory = ShmemBufferReg::read_from_bytes(buffer).unwrap_or_default();
+    let page = u64::from(PAGE);
+    let fits = memory.len > 0 && memory.len <= 1 << 32;
+    let whole = memory.addr.is_multiple_of(page) && memory.len.is_multiple_of(page);
+    if !fits || !whole || memory.flags & !ShmemBufferReg::READ_ONLY != 0 || memory.reserved != 0 {
+        return Err(refused(libc::EINVAL));
+    }
+    let free = there.client_memory.iter().position(Option::is_none);
+    let index = free.unwrap_or(there.client_memory.len());
+    there.client_memory.resize(there.client_memory.len().max(index + 1), None);
+    there.client_memory[index] = Some((memory.addr, memory.len));
+    Ok((index as u32, Vec::new()))
 }
 
 fn add(world: &mut World, command: &Command) -> Answer {

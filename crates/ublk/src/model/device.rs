@@ -1,7 +1,10 @@
 //! One device of the model: its queues, its tags, and what happens to requests in each state.
 
 use super::{ClientRequest, Finished, RingId};
-use crate::abi::{AutoBufReg, DeviceInfo, Features, IoDescriptor, KernelOp, Params, State};
+use crate::abi::{
+    AutoBufReg, DeviceInfo, Features, IoDescriptor, IoFlags, KernelOp, Params, State, shmem_index,
+    shmem_offset,
+};
 use crate::kernel::SharedDescriptors;
 use std::collections::VecDeque;
 
@@ -53,8 +56,10 @@ impl Active {
     }
 
     fn descriptor(&self, addr: u64) -> IoDescriptor {
+        let shared = if self.request.shared.is_some() { IoFlags::SHMEM_ZC } else { IoFlags::NONE };
+        let addr = self.request.shared.unwrap_or(addr);
         IoDescriptor {
-            op_flags: self.request.op as u32 | self.request.flags.0,
+            op_flags: self.request.op as u32 | self.request.flags.0 | shared.0,
             nr_sectors: self.request.sectors,
             start_sector: self.request.start,
             addr,
@@ -133,6 +138,8 @@ pub(super) struct Device {
     pub(super) finished: Vec<Finished>,
     /// What has ended on which ring, in order.
     pub(super) ended: VecDeque<(RingId, u64, i32)>,
+    /// Memory that clients share: where the server has it, and how long it is.
+    pub(super) client_memory: Vec<Option<(u64, u64)>>,
     /// Buffers that rings hold: ring, index, queue, tag.
     pub(super) buffers: Vec<(RingId, u16, usize, u16)>,
 }
@@ -161,6 +168,7 @@ impl Device {
             deleted: false,
             finished: Vec::new(),
             ended: VecDeque::new(),
+            client_memory: Vec::new(),
             buffers: Vec::new(),
         }
     }
@@ -195,6 +203,13 @@ impl Device {
         self.features().has(Features::USER_RECOVERY) && !self.features().has(Features::USER_RECOVERY_FAIL_IO)
     }
 
+    /// Where the server has the data of a request that is in shared memory.
+    pub(super) fn shared_at(&self, place: u64, len: usize) -> Option<u64> {
+        let (addr, whole) = (*self.client_memory.get(usize::from(shmem_index(place)))?)?;
+        let offset = u64::from(shmem_offset(place));
+        (offset + len as u64 <= whole).then_some(addr + offset)
+    }
+
     /// The driver copies data.
     pub(super) fn copies(&self) -> bool {
         let by_server = Features::USER_COPY.with(Features::SUPPORT_ZERO_COPY).with(Features::AUTO_BUF_REG);
@@ -204,6 +219,9 @@ impl Device {
     /// A request comes, by the rules of the driver's `queue_rq`.
     pub(super) fn submit(&mut self, queue: usize, number: u64, request: ClientRequest) {
         let index = queue % self.queues.len();
+        // Memory that is not, or not any more, shared is the client's own.
+        let shared = request.shared.filter(|&place| self.shared_at(place, request.data.len()).is_some());
+        let request = ClientRequest { shared, ..request };
         self.offer(index, Active { number, request, before: Vec::new() });
     }
 
@@ -264,6 +282,7 @@ impl Device {
             active.before.append(&mut active.request.data);
             active.request.data = rest;
             active.request.start += u64::from(done);
+            active.request.shared = active.request.shared.map(|place| place + u64::from(done) * 512);
             active.request.sectors -= done;
             self.offer(index, active);
         } else {

@@ -10,7 +10,7 @@
 //!
 //! *Invariant:* a request ends exactly once, or waits for a server.
 //!
-//! It does not model memory shared with clients, integrity data and zones, and does not offer them;
+//! It does not model integrity data and zones, and does not offer them;
 //! nor partitions, merging, and limits on how requests are split.
 
 mod batch;
@@ -46,7 +46,7 @@ pub struct ModelConfig {
 
 impl ModelConfig {
     /// What no model does.
-    const BEYOND: Features = Features::SHMEM_ZC.with(Features::INTEGRITY).with(Features::ZONED);
+    const BEYOND: Features = Features::INTEGRITY.with(Features::ZONED);
 
     const fn with(features: Features) -> ModelConfig {
         ModelConfig { features: features.without(Self::BEYOND), cpus: 4, hangs: false, privileged: true }
@@ -77,6 +77,8 @@ pub struct ClientRequest {
     pub sectors: u32,
     /// For a write, what is written; for a read, what is to be overwritten. As long as the request.
     pub data: Vec<u8>,
+    /// The data is in memory that the server shares: where in it, as a descriptor says it.
+    pub shared: Option<u64>,
 }
 
 /// How a client's request ended.

@@ -195,6 +195,7 @@ fn announce(there: &mut Device, index: usize, ring: RingId, memory: &mut dyn Ser
 fn announce_one(there: &mut Device, index: usize, tag: u16, memory: &mut dyn ServerMemory) {
     let features = there.features();
     let copies = there.copies();
+    let shared = shared_of(there, index, tag);
     let queue = &mut there.queues[index];
     let slot = &mut queue.slots[usize::from(tag)];
     let Some(active) = &slot.active else { return };
@@ -206,7 +207,10 @@ fn announce_one(there: &mut Device, index: usize, tag: u16, memory: &mut dyn Ser
     };
     slot.with_server = true;
     let mut result = 0;
-    if copies && active.request.op == KernelOp::Write {
+    if let Some(addr) = shared {
+        // What the client has written there, the server has there, too.
+        memory.write(addr, &active.request.data);
+    } else if copies && active.request.op == KernelOp::Write {
         if features.has(Features::NEED_GET_DATA) {
             slot.wants_data = true;
             result = 1;
@@ -214,7 +218,7 @@ fn announce_one(there: &mut Device, index: usize, tag: u16, memory: &mut dyn Ser
             memory.write(slot.addr, &active.request.data);
         }
     }
-    if features.has(Features::AUTO_BUF_REG) && active.has_data() {
+    if features.has(Features::AUTO_BUF_REG) && active.has_data() && shared.is_none() {
         let taken = there.buffers.iter().any(|(of, at, ..)| (*of, *at) == (held.ring, slot.auto.index));
         if !taken {
             there.buffers.push((held.ring, slot.auto.index, index, tag));
@@ -233,6 +237,12 @@ fn announce_one(there: &mut Device, index: usize, tag: u16, memory: &mut dyn Ser
         }
     }
     there.ended.push_back((held.ring, held.token, result));
+}
+
+/// Where the server has the data of the request under a tag, if that is in memory shared with the client.
+fn shared_of(there: &Device, index: usize, tag: u16) -> Option<u64> {
+    let request = &there.queues[index].slots[usize::from(tag)].active.as_ref()?.request;
+    there.shared_at(request.shared?, request.data.len())
 }
 
 fn take(there: &mut Device, op: IoOp, asked: &Asked, memory: &mut dyn ServerMemory) -> Taken {
@@ -327,6 +337,7 @@ pub(super) fn commit(
         Err(errno) => return Taken::Ended(-errno),
     };
     let tag = asked.command.tag;
+    let shared = shared_of(there, index, tag);
     let slot = &mut there.queues[index].slots[usize::from(tag)];
     let is_read = slot.active.as_ref().is_some_and(|active| active.request.op == KernelOp::Read);
     let has_buffer = asked.command.addr != 0;
@@ -335,14 +346,14 @@ pub(super) fn commit(
     }
     slot.command = Some(Held { ring: asked.ring, token: asked.token });
     slot.with_server = false;
-    let read_from = if copies { asked.command.addr } else { 0 };
+    let read_from = shared.or(copies.then_some(asked.command.addr));
     slot.addr = asked.command.addr;
     slot.auto = auto;
     let registered = slot.registered.take();
     let result = asked.command.result;
-    if let Some(active) = slot.active.as_mut().filter(|_| is_read && copies && result > 0) {
+    if let (Some(active), Some(addr)) = (slot.active.as_mut().filter(|_| is_read && result > 0), read_from) {
         let len = (result as usize).min(active.request.data.len());
-        memory.read(read_from, &mut active.request.data[..len]);
+        memory.read(addr, &mut active.request.data[..len]);
     }
     slot.committed = Some(result);
     if let Some((ring, at)) = registered.filter(|(ring, _)| *ring == asked.ring) {

@@ -105,7 +105,7 @@ impl Rig {
 
     fn ask(&self, op: KernelOp, start: u64, byte: u8) -> u64 {
         let data = vec![byte; 4096];
-        let request = ClientRequest { op, flags: IoFlags::NONE, start, sectors: 8, data };
+        let request = ClientRequest { op, flags: IoFlags::NONE, start, sectors: 8, data, shared: None };
         self.model.submit(self.number, 0, request).unwrap()
     }
 
@@ -319,8 +319,14 @@ fn fail_io_fails_everything_until_there_is_a_server() {
     let Rig { model, driver, number, server, .. } = rig;
     drop(server);
     assert_eq!(driver.info(number).unwrap().state(), Some(State::FailIo));
-    let request =
-        ClientRequest { op: KernelOp::Flush, flags: IoFlags::NONE, start: 0, sectors: 0, data: vec![] };
+    let request = ClientRequest {
+        op: KernelOp::Flush,
+        flags: IoFlags::NONE,
+        start: 0,
+        sectors: 0,
+        data: vec![],
+        shared: None,
+    };
     let between = model.submit(number, 0, request).unwrap();
     let ends: Vec<_> =
         std::iter::from_fn(|| model.finished(number)).map(|end| (end.number, end.errno)).collect();
