@@ -58,6 +58,8 @@ pub(crate) enum Command {
     Stat(StatArgs),
     /// Record what happens to a device's requests, as blktrace does
     Trace(TraceArgs),
+    /// Replay a log of writes, up to a mark or a flush, onto a device or a file
+    ReplayLog(ReplayLogArgs),
     /// Set up and control loop devices, with losetup's own options and output
     #[command(disable_help_flag = true)]
     Losetup(LosetupArgs),
@@ -131,6 +133,11 @@ Tables (--table FILE, or table = \"...\" in a topology):
 Layers:
   split,LIMIT=VALUE[,...]          cuts requests to queue limits, under the kernel's names
   part,N|LABEL=NAME|PARTUUID=UUID  one partition, GPT or MBR, of what stands below
+  delay[,read=TIME][,write=TIME][,flush=TIME]   holds requests for a while
+  flakey,down=N[,up=N][,FEATURE...]  fails for N seconds after working for N, over and over; with error_reads,
+                                   drop_writes, error_writes, corrupt_bio_byte=NTH:r|w:VALUE:FLAGS,
+                                   random_read_corrupt=P, random_write_corrupt=P (in a billion) only that
+  log,file=PATH[,size=SIZE,create] logs what is written, in the order in which it became durable: see replay-log
   cow,file=PATH[,create][,chunk=4K..16M][,size=SIZE][,direct=on|off|auto]
                                    writes go to an overlay file; what stands below is only read
 
@@ -401,6 +408,46 @@ pub(crate) struct SetArgs {
     /// What to change: direct=on|off|auto, file=PATH or badblocks=±FIRST-LAST
     #[arg(value_name = "KEY=VALUE")]
     pub(crate) change: String,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+The log is that of the target log-writes or of --layer log, ours or the kernel's. Without --replay the entries are
+only listed. An end at a mark is before it, one at a flush or a FUA write behind it.")]
+pub(crate) struct ReplayLogArgs {
+    /// The log: a device or a file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) log: PathBuf,
+    /// Where to: a device, or a file that is there
+    #[arg(long, value_name = "FILE")]
+    pub(crate) replay: Option<PathBuf>,
+    /// The first entry, from 0
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) start_entry: u64,
+    /// Begin behind this mark
+    #[arg(long, value_name = "MARK")]
+    pub(crate) start_mark: Option<String>,
+    /// So many entries at most
+    #[arg(long, value_name = "N")]
+    pub(crate) limit: Option<u64>,
+    /// End at this mark
+    #[arg(long, value_name = "MARK")]
+    pub(crate) end_mark: Option<String>,
+    /// End with the next flush
+    #[arg(long)]
+    pub(crate) next_flush: bool,
+    /// End with the next FUA write
+    #[arg(long)]
+    pub(crate) next_fua: bool,
+    /// Leave discards out
+    #[arg(long)]
+    pub(crate) no_discard: bool,
+    /// Print how many entries there are, and nothing else
+    #[arg(long)]
+    pub(crate) num_entries: bool,
+    /// List what is replayed
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
 }
 
 #[derive(Args, Debug)]

@@ -26,6 +26,7 @@ mod pages;
 mod plan;
 mod progress;
 mod recover;
+mod replay;
 mod served;
 mod serving;
 mod signals;
@@ -75,6 +76,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Message(args) => table::message(&args),
         Command::Stat(args) => stat::stat(&args),
         Command::Trace(args) => trace::trace(&args),
+        Command::ReplayLog(args) => replay::replay_log(&args),
         Command::Losetup(args) => Ok(losetup::losetup(&args.words)),
         Command::Dmsetup(args) => Ok(dmsetup::dmsetup(&args.words)),
         Command::LoopDevice { words } => Ok(loop_device(&words)),

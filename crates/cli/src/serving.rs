@@ -159,6 +159,7 @@ impl Serving {
         let checker = tokio::spawn(engine::paths::watch(host.clone()));
         let remover = served.clone();
         let remover = tokio::spawn(async move { remover.remove_deferred().await });
+        let chores = tokio::spawn(engine::chores::watch(host.clone()));
         let told = self.tell_ready(&ready, &topology);
         if told.is_ok() {
             tokio::select! {
@@ -176,6 +177,7 @@ impl Serving {
         watcher.abort();
         checker.abort();
         remover.abort();
+        chores.abort();
         let ended = self.drain(&host, &served, &control, &mut signals).await;
         drop(stop);
         // Whoever has not taken an answer by now does not want it.

@@ -33,6 +33,7 @@ const COMMANDS: [&str; 19] = [
     "resume",
     "stat",
     "trace",
+    "replay-log",
     "losetup",
     "completions",
     "man",

@@ -115,7 +115,7 @@ fn help_lists_every_command_and_only_what_works() {
         .collect();
     assert_eq!(
         commands,
-        "serve add up check list show del recover upgrade uses resize set suspend resume stat trace losetup completions man help"
+        "serve add up check list show del recover upgrade uses resize set suspend resume stat trace replay-log losetup completions man help"
             .split(' ')
             .collect::<Vec<_>>()
     );

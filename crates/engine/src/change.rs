@@ -237,6 +237,7 @@ impl Host {
         if exchanged.is_ok() {
             tables::retire(device, &before);
             self.table_came.notify_one();
+            self.chores_came.notify_one();
             tables::resume(&next);
             device.set_suspended(false);
         } else {

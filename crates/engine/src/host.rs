@@ -212,6 +212,8 @@ pub struct Host {
     pub(crate) pool: Arc<Pool>,
     /// Told when a device has a table that it had not.
     pub(crate) table_came: tokio::sync::Notify,
+    /// The same for whoever does the chores of targets.
+    pub(crate) chores_came: tokio::sync::Notify,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -238,6 +240,7 @@ impl Host {
             shutting_down: AtomicBool::new(false),
             pool: Arc::default(),
             table_came: tokio::sync::Notify::new(),
+            chores_came: tokio::sync::Notify::new(),
         }))
     }
 
@@ -263,6 +266,7 @@ impl Host {
         }
         devices.push(device.clone());
         self.table_came.notify_one();
+        self.chores_came.notify_one();
         Ok(device)
     }
 

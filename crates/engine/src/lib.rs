@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod change;
+pub mod chores;
 pub mod commit;
 pub mod control;
 pub mod cycle;
@@ -17,6 +18,7 @@ pub mod nbd_device;
 mod partitions;
 pub mod paths;
 mod reactor;
+pub mod replay;
 pub mod rundir;
 pub mod spec;
 mod start;

@@ -2,6 +2,7 @@
 
 use super::items::{Escaped, Options};
 use super::stack::{DIRECT, write_choice, write_flag};
+use super::targets::{DelaySpec, FlakeySpec, LogSpec};
 use super::{Direct, SpecError, items};
 use block::{Bytes, LimitOverrides};
 use partition::Selector;
@@ -19,6 +20,12 @@ pub enum LayerSpec {
     Part(Selector),
     /// What is written goes to an overlay; what stands below is only read.
     Cow(CowSpec),
+    /// Requests are held for a while.
+    Delay(DelaySpec),
+    /// It works for some seconds, then fails for some.
+    Flakey(FlakeySpec),
+    /// What is written is logged.
+    Log(LogSpec),
 }
 
 /// `cow,file=PATH`.
@@ -36,8 +43,9 @@ pub struct CowSpec {
     pub create: bool,
 }
 
-const KINDS: &str = "there are split, for example 'split,max_sectors=255', part, for example 'part,2', and cow, \
-                     for example 'cow,file=overlay.img,create'";
+const KINDS: &str = "there are split, for example 'split,max_sectors=255', part, for example 'part,2', cow, for \
+                     example 'cow,file=overlay.img,create', delay, for example 'delay,read=5ms', flakey, for \
+                     example 'flakey,up=10,down=2', and log, for example 'log,file=writes.log,size=1G,create'";
 
 impl FromStr for LayerSpec {
     type Err = SpecError;
@@ -49,6 +57,9 @@ impl FromStr for LayerSpec {
             "split" => parse_split(items),
             "part" => parse_part(items),
             "cow" => parse_cow(items),
+            "delay" => DelaySpec::parse(items).map(LayerSpec::Delay),
+            "flakey" => FlakeySpec::parse(items).map(LayerSpec::Flakey),
+            "log" => LogSpec::parse(items).map(LayerSpec::Log),
             _ => Err(SpecError::new(format!("there is no layer \"{kind}\" in this build"), KINDS)),
         }
     }
@@ -102,8 +113,10 @@ impl LayerSpec {
     /// A relative path is taken from `base` on.
     #[must_use]
     pub fn rooted(mut self, base: &Path) -> LayerSpec {
-        if let LayerSpec::Cow(cow) = &mut self {
-            cow.file = base.join(&cow.file);
+        match &mut self {
+            LayerSpec::Cow(cow) => cow.file = base.join(&cow.file),
+            LayerSpec::Log(log) => log.file = base.join(&log.file),
+            _ => {}
         }
         self
     }
@@ -155,6 +168,9 @@ impl fmt::Display for LayerSpec {
         match self {
             LayerSpec::Split(limits) => write!(f, "split,{limits}"),
             LayerSpec::Cow(cow) => write!(f, "{cow}"),
+            LayerSpec::Delay(delay) => write!(f, "{delay}"),
+            LayerSpec::Flakey(flakey) => write!(f, "{flakey}"),
+            LayerSpec::Log(log) => write!(f, "{log}"),
             LayerSpec::Part(selector) => write!(f, "part,{}", Escaped(&selector.to_string())),
         }
     }

@@ -20,6 +20,7 @@ mod null;
 mod paths;
 mod stack;
 mod table;
+mod targets;
 mod time;
 mod ublk;
 
@@ -36,6 +37,7 @@ pub use partition::Selector;
 pub use paths::{Failback, PathSpec};
 pub use stack::{Direct, FileSpec, RamSpec, SIZE_DEFAULT, StackSpec};
 pub use table::{LineSpec, TableSpec, escaped_word};
+pub use targets::{DelaySpec, FlakeySpec, LogSpec};
 pub use time::{format_time, parse_time};
 pub use ublk::{Recovery, UblkSpec};
 

@@ -3,9 +3,11 @@
 use super::source::Source;
 use super::{Surroundings, Tree, cow, part, table};
 use crate::device::{DeviceConfig, DeviceError, Form};
-use crate::spec::{LayerSpec, StackSpec, TableSpec};
-use block::LimitOverrides;
-use layers::SplitLayer;
+use crate::spec::{FileSpec, Format, LayerSpec, LogSpec, StackSpec, TableSpec};
+use block::{LimitOverrides, Sectors};
+use layers::target::{Delay, Flakey, LogWrites, Place};
+use layers::{Layer, SplitLayer};
+use ring::KernelRing;
 use std::sync::Arc;
 
 /// Open the backend, and put the layers on it.
@@ -93,7 +95,32 @@ fn add(below: Tree, layer: &LayerSpec) -> Result<Tree, DeviceError> {
         LayerSpec::Split(limits) => split(below, limits),
         LayerSpec::Part(selector) => part::open(below, selector),
         LayerSpec::Cow(spec) => cow::open(below, spec),
+        LayerSpec::Delay(spec) => over(Delay::of(spec.nanos()), vec![below]),
+        LayerSpec::Flakey(spec) => {
+            let flakey = Flakey::new(Sectors(0), Sectors(0), [spec.up, spec.down], spec.features);
+            over(flakey, vec![below])
+        }
+        LayerSpec::Log(spec) => log(below, spec),
     }
+}
+
+fn over(layer: impl Layer<KernelRing> + 'static, below: Vec<Tree>) -> Result<Tree, DeviceError> {
+    Ok(Tree::over(Arc::new(layer), below)?)
+}
+
+/// A log of what is written, in a file.
+fn log(below: Tree, spec: &LogSpec) -> Result<Tree, DeviceError> {
+    let file = FileSpec {
+        path: spec.file.clone(),
+        format: Some(Format::Raw),
+        create: spec.create,
+        ..FileSpec::default()
+    };
+    let log = Tree::leaf(Source::open(&StackSpec::File(file))?);
+    let place = Place { start: Sectors(0), len: Sectors(0) };
+    let layer = LogWrites::new(place, below.profile(), log.profile())
+        .map_err(|why| std::io::Error::other(format!("{}: {why}", spec.file.display())))?;
+    over(layer, vec![below, log])
 }
 
 fn split(below: Tree, limits: &str) -> Result<Tree, DeviceError> {

@@ -25,11 +25,15 @@ pub(super) fn kind<R: Ring>() -> Kind<R> {
 struct Class {
     device: usize,
     start: Sectors,
-    ms: u32,
+    nanos: u64,
 }
+
+/// Of a millisecond, in which tables count.
+const MS: u64 = 1_000_000;
 
 /// The shared part.
 pub struct Delay {
+    /// 0: as long as what stands below.
     len: Sectors,
     /// Reads, writes, flushes; those that are not said are the ones before.
     classes: [Class; 3],
@@ -50,7 +54,7 @@ fn class(words: &[&str], devices: &mut dyn Devices) -> Result<Class, TargetError
     let start = long_number(words[1]).ok_or(TargetError::new("Invalid device sector"))?;
     let ms = number(words[2]).ok_or(TargetError::new("Invalid delay"))?;
     let device = devices.open(words[0]).map_err(|why| TargetError::lookup("Device lookup failed", why))?;
-    Ok(Class { device, start: Sectors(start), ms })
+    Ok(Class { device, start: Sectors(start), nanos: u64::from(ms) * MS })
 }
 
 fn make<R: Ring>(
@@ -73,9 +77,10 @@ fn make<R: Ring>(
 }
 
 impl Delay {
-    /// Over one child, all of it: how long reads, writes and flushes take.
-    pub fn of(len: Sectors, [read, write, flush]: [u32; 3]) -> Delay {
-        let class = |ms| Class { device: 0, start: Sectors(0), ms };
+    /// Over one child, as long as that is: how many nanoseconds reads, writes and flushes are held.
+    pub fn of([read, write, flush]: [u64; 3]) -> Delay {
+        let len = Sectors(0);
+        let class = |nanos| Class { device: 0, start: Sectors(0), nanos };
         Delay { len, classes: [class(read), class(write), class(flush)], said: 3, state: Arc::default() }
     }
 
@@ -87,7 +92,8 @@ impl Delay {
 
 impl<R: Ring> Layer<R> for Delay {
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
-        let mut whole = stack(self.len, &self.area(), below)?;
+        let len = super::len_over(self.len, below);
+        let mut whole = stack(len, &self.area(), below)?;
         whole.in_place = false;
         Ok(whole)
     }
@@ -98,7 +104,7 @@ impl<R: Ring> Layer<R> for Delay {
 
     fn node(&self, _: &Profile, below: &[NodeId]) -> Box<dyn Node<R>> {
         Box::new(DelayNode {
-            classes: self.classes.map(|class| (below[class.device], class.start.bytes(), class.ms)),
+            classes: self.classes.map(|class| (below[class.device], class.start.bytes(), class.nanos)),
             state: self.state.clone(),
             sent: Box::default(),
         })
@@ -118,8 +124,9 @@ impl<R: Ring> Target<R> for Delay {
             }
             Status::Table => {
                 let said = &self.classes[..self.said];
-                let words =
-                    |class: &Class| format!("{} {} {}", names.shown(class.device), class.start.0, class.ms);
+                let words = |class: &Class| {
+                    format!("{} {} {}", names.shown(class.device), class.start.0, class.nanos / MS)
+                };
                 said.iter().map(words).collect::<Vec<_>>().join(" ")
             }
         }
@@ -135,7 +142,7 @@ impl<R: Ring> Target<R> for Delay {
 }
 
 struct DelayNode {
-    classes: [(NodeId, Bytes, u32); 3],
+    classes: [(NodeId, Bytes, u64); 3],
     state: Arc<State>,
     /// By tag: where a request began before, and until when it is held.
     sent: Box<[(Bytes, Nanos)]>,
@@ -174,9 +181,9 @@ impl<R: Ring> Node<R> for DelayNode {
 
     fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         let class = class_of(req.op);
-        let ms = self.classes[class].2;
-        self.sent[io.tag.index()] = (req.offset, cx.now().after(u64::from(ms) * 1_000_000));
-        if ms == 0 || self.state.hasty.load(Relaxed) {
+        let nanos = self.classes[class].2;
+        self.sent[io.tag.index()] = (req.offset, cx.now().after(nanos));
+        if nanos == 0 || self.state.hasty.load(Relaxed) {
             return self.go(req);
         }
         self.state.held[class].fetch_add(1, Relaxed);

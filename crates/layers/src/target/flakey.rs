@@ -220,7 +220,7 @@ impl CorruptByte {
 }
 
 impl Flakey {
-    /// Seconds up and down.
+    /// Seconds up and down. `len` 0: as long as what stands below.
     pub fn new(len: Sectors, start: Sectors, [up, down]: [u32; 2], features: Features) -> Flakey {
         Flakey { len, start, up, down, features, began_ns: Arc::default() }
     }
@@ -232,7 +232,7 @@ impl Flakey {
 
 impl<R: Ring> Layer<R> for Flakey {
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
-        let mut whole = stack(self.len, &[self.area()], below)?;
+        let mut whole = stack(super::len_over(self.len, below), &[self.area()], below)?;
         whole.lends &= !self.features.corrupts();
         Ok(whole)
     }
@@ -250,7 +250,7 @@ impl<R: Ring> Layer<R> for Flakey {
             cycle: up + down,
             features: self.features,
             began_ns: self.began_ns.clone(),
-            random: 0x9e37_79b9_7f4a_7c15 ^ self.len.0,
+            random: 0x9e37_79b9_7f4a_7c15 ^ u64::from(self.up),
             sent: Box::default(),
         })
     }

@@ -15,6 +15,7 @@
 //! Made and asked on the control plane; nothing here runs on the path of a request but the nodes.
 
 mod area;
+pub mod chore;
 mod delay;
 mod dust;
 mod error;
@@ -23,6 +24,7 @@ mod fan;
 mod flakey;
 mod linear;
 pub mod log_writes;
+mod mirror;
 mod names;
 #[cfg(test)]
 mod rig;
@@ -44,6 +46,7 @@ pub use fan::Fan;
 pub use flakey::{CorruptByte, Features, Flakey};
 pub use log_writes::LogWrites;
 pub use names::Names;
+pub use striped::Striped;
 pub use table::{Row, TableLayer};
 pub use words::{Words, long_number, number};
 
@@ -90,6 +93,11 @@ pub trait Target<R: Ring>: Layer<R> {
 
     /// The device goes on, or its table is in use for the first time.
     fn resume(&self) {}
+
+    /// What it has to do without being asked by a request.
+    fn chore(&self) -> Option<Arc<dyn chore::Chore>> {
+        None
+    }
 
     /// Its paths, if its devices are ways to one disk: whoever looks after those checks them.
     fn paths(&self) -> Option<Arc<Multipath>> {
@@ -174,6 +182,11 @@ impl<R: Ring> Kind<R> {
     }
 }
 
+/// How long a target is: as its table says, or, as a layer that has none (0), as long as what stands below.
+fn len_over(len: Sectors, below: &[Profile]) -> Sectors {
+    if len.0 == 0 { below[0].size.sectors() } else { len }
+}
+
 /// All kinds there are, by name.
 pub fn kinds<R: Ring>() -> Vec<Kind<R>> {
     vec![
@@ -183,6 +196,7 @@ pub fn kinds<R: Ring>() -> Vec<Kind<R>> {
         flakey::kind(),
         linear::kind(),
         log_writes::kind(),
+        mirror::kind(),
         crate::multipath::kind(),
         snapshot::kind(),
         snapshot::origin_kind(),

@@ -27,7 +27,8 @@ struct Health {
     events: AtomicU32,
 }
 
-struct Striped {
+/// The shared part.
+pub struct Striped {
     chunk: Sectors,
     /// How much of each device is used.
     width: Sectors,
@@ -62,12 +63,25 @@ fn make<R: Ring>(
         starts.push(Sectors(long_number(pair[1]).ok_or(TargetError::new(wrong))?));
         devices.open(pair[0]).map_err(|why| TargetError::lookup(wrong, why))?;
     }
-    let errors = starts.iter().map(|_| AtomicU32::new(0)).collect();
-    let health = Arc::new(Health { errors, events: AtomicU32::new(0) });
-    Ok(Arc::new(Striped { chunk: Sectors(chunk), width: Sectors(width), starts: starts.into(), health }))
+    Ok(Arc::new(Striped::new(Sectors(chunk), Sectors(width), starts.into())))
 }
 
 impl Striped {
+    /// Over a child for each start, in chunks of that length: `len` is a multiple of all of them together.
+    pub fn of(len: Bytes, chunk: Bytes, starts: &[Bytes]) -> Striped {
+        Striped::new(
+            chunk.sectors(),
+            Sectors(len.sectors().0 / starts.len() as u64),
+            starts.iter().map(|start| start.sectors()).collect(),
+        )
+    }
+
+    fn new(chunk: Sectors, width: Sectors, starts: Box<[Sectors]>) -> Striped {
+        let errors = starts.iter().map(|_| AtomicU32::new(0)).collect();
+        let health = Arc::new(Health { errors, events: AtomicU32::new(0) });
+        Striped { chunk, width, starts, health }
+    }
+
     fn area(&self) -> Vec<Area> {
         let area = |(device, &start)| Area { device, start, len: self.width };
         self.starts.iter().enumerate().map(area).collect()

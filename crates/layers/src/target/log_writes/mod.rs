@@ -2,13 +2,14 @@
 //!
 //! What was written is in the log once a flush that was asked for after its end has ended, a write with FUA at its own
 //! end: so the log shows what a power cut at any point may leave, for tools that replay it ([`format`]). The message `mark`
-//! puts a name between. Whoever ends a flush or a FUA write carries what is due to the log before it is told; a mark goes
-//! along with the next request that writes. The kernel's `dm-log-writes-end` at the end of a device is not written:
+//! puts a name between. Whoever ends a flush or a FUA write carries what is due to the log before it is told; a mark is
+//! written by a [`chore`](super::chore), or goes along with the next request that writes. The kernel's `dm-log-writes-end` at the end of a device is not written:
 //! the super block says after each batch how many entries there are.
 
 pub mod format;
 mod shared;
 
+use super::chore::Chore;
 use super::{Area, Devices, Kind, MessageError, Names, Place, Status, Target, TargetError, stack};
 use crate::Layer;
 use block::{Abilities, Bytes, Cookie, Data, Flags, LimitsError, Op, Profile, Request, Sectors, Segment};
@@ -25,6 +26,7 @@ pub(super) fn kind<R: Ring>() -> Kind<R> {
 }
 
 /// The shared part. Children: the device, the log device.
+#[derive(Debug)]
 pub struct LogWrites {
     len: Sectors,
     /// Of the table: entries name sectors of the whole device.
@@ -68,7 +70,8 @@ impl LogWrites {
 
 impl<R: Ring> Layer<R> for LogWrites {
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
-        let mut whole = stack(self.len, &[self.area()], &below[..1])?;
+        let len = super::len_over(self.len, below);
+        let mut whole = stack(len, &[self.area()], &below[..1])?;
         let can = below[0].abilities;
         // Zeroes are written as data, so that they are in the log; what cannot be discarded is logged all the same.
         whole.abilities = Abilities { write_zeroes: false, fast_zero: false, discard: true, ..can };
@@ -113,6 +116,10 @@ impl<R: Ring> Target<R> for LogWrites {
             }
             Status::Table => format!("{} {}", names.shown(0), names.shown(1)),
         }
+    }
+
+    fn chore(&self) -> Option<Arc<dyn Chore>> {
+        Some(self.log.clone())
     }
 
     fn message(&self, words: &[&str], _: &Names) -> Result<Option<String>, MessageError> {

@@ -6,10 +6,25 @@
 //!
 //! *Invariant:* what is queued lies next to each other on the log device, in order.
 
+use super::super::chore::{Chore, Disks};
 use super::format::{DISCARD, ENTRY_LEN, Head, MARK, Super};
-use block::Sectors;
+use block::{Bytes, Sectors};
 use std::collections::VecDeque;
+use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A mark is written without waiting for a request.
+impl Chore for Log {
+    fn is_due(&self) -> bool {
+        self.is_waiting()
+    }
+
+    fn step(&self, disks: &mut dyn Disks) {
+        if self.claim() && self.write_out(disks).is_err() {
+            self.give_up();
+        }
+    }
+}
 
 /// Something that happened.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -18,6 +33,11 @@ pub(super) struct Entry {
     /// What was written, or the text of a mark.
     pub(super) data: Box<[u8]>,
 }
+
+/// The number of the log device among the target's.
+const LOG_DEVICE: usize = 1;
+/// How much the chore writes in one go.
+const PIECE: u64 = 256 << 10;
 
 #[derive(Debug)]
 struct State {
@@ -118,10 +138,34 @@ impl Log {
         self.append([Entry { head, data: text.into() }]);
     }
 
+    /// Write all that there is to write. Nobody else does meanwhile.
+    fn write_out(&self, disks: &mut dyn Disks) -> io::Result<()> {
+        loop {
+            let backlog = self.backlog();
+            let (at, bytes) = if backlog > 0 {
+                let mut bytes = vec![0; backlog.min(PIECE) as usize];
+                (self.fill(&mut bytes), bytes)
+            } else {
+                let Some(first) = self.finish() else { return Ok(()) };
+                let mut bytes = vec![0; self.block as usize];
+                let first = first.encode();
+                bytes[..first.len()].copy_from_slice(&first);
+                (0, bytes)
+            };
+            disks.write(LOG_DEVICE, Bytes(at), &bytes)?;
+        }
+    }
+
     /// Entries, and the last sector that is in use.
     pub(super) fn status(&self) -> (u64, u64, bool) {
         let state = self.lock();
         (state.entries, state.next.0 - 1, state.enabled)
+    }
+
+    /// Whether there is something to write that nobody writes.
+    fn is_waiting(&self) -> bool {
+        let state = self.lock();
+        state.enabled && !state.busy && (!state.queue.is_empty() || state.stale)
     }
 
     /// Whether there is something to write and nobody who does: it is the caller's task from here on.

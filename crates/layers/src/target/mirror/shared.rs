@@ -1,0 +1,447 @@
+//! What the queues of a mirror and the thread that resynchronises it know in common.
+//!
+//! A region is a stretch of the device that is in sync or not as a whole. Its cell says how many writes are under way in it, or
+//! that it is being copied: neither begins while there is the other. With a log on disk a region is marked there before
+//! it is written, and the mark goes when nothing was written to it for a while: after a crash only regions with a
+//! mark are copied.
+//!
+//! *Invariant:* a region that is written has its mark on disk, if there is a log.
+//! *Invariant:* `synced` is the number of regions that are in sync, whenever no change is under way.
+
+use super::super::chore::{Chore, Disks};
+use super::words::LogWords;
+use block::{Bytes, Sectors};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A region that is being copied.
+const COPYING: u32 = 1 << 31;
+/// `MIRROR_MAGIC`: `MiRr`.
+const MAGIC: u32 = 0x4D69_5272;
+const VERSION: u32 = 2;
+/// Where the bits of a log begin.
+const BITS_AT: usize = 1024;
+/// How much is copied in one go.
+const PIECE: u64 = 512 << 10;
+/// How long nothing is written to regions before their marks go.
+const QUIET: Duration = Duration::from_millis(200);
+
+/// What was seen of a device, as the kernel's bits have it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Ill {
+    Write = 1,
+    Flush = 2,
+    Sync = 4,
+    Read = 8,
+}
+
+/// A device of the mirror.
+#[derive(Debug)]
+pub(super) struct Leg {
+    /// The number of its device.
+    pub(super) device: usize,
+    pub(super) start: Sectors,
+    ills: AtomicU32,
+}
+
+impl Leg {
+    pub(super) fn new(device: usize, start: Sectors) -> Leg {
+        Leg { device, start, ills: AtomicU32::new(0) }
+    }
+
+    pub(super) fn is_alive(&self) -> bool {
+        self.ills.load(Acquire) == 0
+    }
+
+    /// The kernel's letter for it.
+    fn letter(&self) -> char {
+        let ills = self.ills.load(Acquire);
+        let has = |ill: Ill| ills & ill as u32 != 0;
+        match ills {
+            0 => 'A',
+            _ if has(Ill::Flush) => 'F',
+            _ if has(Ill::Write) => 'D',
+            _ if has(Ill::Sync) => 'S',
+            _ => 'R',
+        }
+    }
+}
+
+/// Bits of regions.
+#[derive(Debug)]
+struct Bits(Box<[AtomicU64]>);
+
+impl Bits {
+    fn new(count: u64, value: bool) -> Bits {
+        let bits = Bits((0..count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect());
+        if value {
+            for bit in 0..count {
+                bits.set(bit, true);
+            }
+        }
+        bits
+    }
+
+    fn get(&self, bit: u64) -> bool {
+        self.0[(bit / 64) as usize].load(Acquire) >> (bit % 64) & 1 == 1
+    }
+
+    /// Whether it was the other before.
+    fn set(&self, bit: u64, value: bool) -> bool {
+        let (word, mask) = (&self.0[(bit / 64) as usize], 1 << (bit % 64));
+        let before = if value { word.fetch_or(mask, AcqRel) } else { word.fetch_and(!mask, AcqRel) };
+        (before & mask != 0) != value
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) legs: Box<[Leg]>,
+    pub(super) len: Sectors,
+    pub(super) log: LogWords,
+    /// The log's device, if it is on disk.
+    pub(super) log_device: Option<usize>,
+    pub(super) handles_errors: bool,
+    pub(super) keeps_log: bool,
+    cells: Box<[AtomicU32]>,
+    sync: Bits,
+    synced: AtomicU64,
+    /// Regions without a mark: those are clean.
+    clean: Bits,
+    /// The bits changed since they were last written.
+    stale: AtomicBool,
+    /// Somebody writes the log.
+    log_busy: AtomicBool,
+    log_failed: AtomicBool,
+    /// The leg that is read, and that others are copied from.
+    primary: AtomicUsize,
+    /// Where the search for what is to be copied goes on.
+    cursor: AtomicU64,
+    suspended: AtomicBool,
+    /// What is held comes up for the table that comes.
+    pub(super) requeues: AtomicBool,
+    pub(super) events: AtomicU32,
+    /// When a region was last marked.
+    marked: Mutex<Instant>,
+}
+
+impl Shared {
+    pub(super) fn new(
+        legs: Vec<Leg>,
+        len: Sectors,
+        log: LogWords,
+        log_device: Option<usize>,
+        [handles_errors, keeps_log]: [bool; 2],
+    ) -> Shared {
+        let regions = len.0.div_ceil(log.region.0);
+        let in_sync = log.sync == Some(false);
+        Shared {
+            legs: legs.into(),
+            len,
+            log_device,
+            handles_errors,
+            keeps_log,
+            cells: (0..regions).map(|_| AtomicU32::new(0)).collect(),
+            sync: Bits::new(regions, in_sync),
+            synced: AtomicU64::new(if in_sync { regions } else { 0 }),
+            clean: Bits::new(regions, in_sync),
+            log,
+            stale: AtomicBool::new(false),
+            log_busy: AtomicBool::new(false),
+            log_failed: AtomicBool::new(false),
+            primary: AtomicUsize::new(0),
+            cursor: AtomicU64::new(0),
+            suspended: AtomicBool::new(false),
+            requeues: AtomicBool::new(false),
+            events: AtomicU32::new(0),
+            marked: Mutex::new(Instant::now()),
+        }
+    }
+
+    fn regions(&self) -> u64 {
+        self.cells.len() as u64
+    }
+
+    /// How long the log is on its device, in blocks of that length.
+    pub(super) fn log_len(&self, block: u64) -> usize {
+        let bits = (self.regions().next_multiple_of(32) / 8) as usize;
+        (BITS_AT + bits).next_multiple_of(block as usize)
+    }
+
+    /// The log as it is to be on disk.
+    pub(super) fn encode_log(&self, into: &mut [u8]) {
+        into.fill(0);
+        into[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        into[4..8].copy_from_slice(&VERSION.to_le_bytes());
+        into[8..16].copy_from_slice(&self.regions().to_le_bytes());
+        for (word, bytes) in self.clean.0.iter().zip(into[BITS_AT..].chunks_mut(8)) {
+            let word = word.load(Acquire).to_le_bytes();
+            bytes.copy_from_slice(&word[..bytes.len()]);
+        }
+    }
+
+    /// Take in a log that was read: regions without a mark are in sync. What is no log of ours is none at all.
+    pub(super) fn decode_log(&self, bytes: &[u8]) {
+        let word =
+            |at: usize| bytes[at..at + 4].iter().rev().fold(0u32, |word, byte| word << 8 | u32::from(*byte));
+        let known = if word(0) == MAGIC && word(4) == VERSION {
+            bytes[8..16].iter().rev().fold(0u64, |count, byte| count << 8 | u64::from(*byte))
+        } else {
+            0
+        };
+        for region in 0..self.regions() {
+            let clean = match self.log.sync {
+                Some(sync) => !sync,
+                None => {
+                    let byte = bytes.get(BITS_AT + (region / 8) as usize).copied().unwrap_or(0);
+                    region < known && byte >> (region % 8) & 1 == 1
+                }
+            };
+            self.clean.set(region, clean);
+            self.set_sync(region, clean);
+        }
+    }
+
+    pub(super) fn region_of(&self, offset: Bytes) -> u64 {
+        offset.0 / self.log.region.bytes().0
+    }
+
+    pub(super) fn is_in_sync(&self, region: u64) -> bool {
+        self.sync.get(region)
+    }
+
+    fn set_sync(&self, region: u64, value: bool) {
+        if self.sync.set(region, value) {
+            if value {
+                self.synced.fetch_add(1, AcqRel)
+            } else {
+                self.synced.fetch_sub(1, AcqRel)
+            };
+        }
+    }
+
+    /// A write begins. Whether it may: not while its region is copied.
+    pub(super) fn enter(&self, region: u64) -> bool {
+        let cell = &self.cells[region as usize];
+        cell.fetch_update(AcqRel, Relaxed, |count| (count & COPYING == 0).then_some(count + 1)).is_ok()
+    }
+
+    pub(super) fn leave(&self, region: u64) {
+        self.cells[region as usize].fetch_sub(1, AcqRel);
+    }
+
+    /// A region is about to be written.
+    pub(super) fn mark(&self, region: u64) {
+        if self.clean.set(region, false) {
+            self.stale.store(true, Release);
+            *self.marked.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        }
+    }
+
+    /// Whether all marks are on disk, as far as there is a log that takes them.
+    pub(super) fn is_logged(&self) -> bool {
+        self.log_device.is_none()
+            || self.has_log_failed()
+            || !self.log_busy.load(Acquire) && !self.stale.load(Acquire)
+    }
+
+    /// Whether the log is the caller's to write: it says what there is from now on.
+    pub(super) fn claim_log(&self) -> bool {
+        let is_mine = !self.log_busy.swap(true, AcqRel);
+        if is_mine {
+            self.stale.store(false, Release);
+        }
+        is_mine
+    }
+
+    pub(super) fn log_ends(&self, ok: bool) {
+        if !ok && !self.log_failed.swap(true, AcqRel) {
+            self.events.fetch_add(1, Relaxed);
+        }
+        self.log_busy.store(false, Release);
+    }
+
+    pub(super) fn has_log_failed(&self) -> bool {
+        self.log_failed.load(Acquire)
+    }
+
+    pub(super) fn primary(&self) -> usize {
+        self.primary.load(Acquire)
+    }
+
+    /// A leg to read a region from, other than those that failed.
+    pub(super) fn readable(&self, region: u64, tried: u32) -> Option<usize> {
+        let primary = self.primary();
+        if tried & 1 << primary == 0 && (self.legs[primary].is_alive() || !self.is_in_sync(region)) {
+            return Some(primary);
+        }
+        if !self.is_in_sync(region) {
+            return None;
+        }
+        (0..self.legs.len()).find(|&leg| tried & 1 << leg == 0 && self.legs[leg].is_alive())
+    }
+
+    /// A device failed something.
+    pub(super) fn fail(&self, leg: usize, ill: Ill) {
+        let before = self.legs[leg].ills.fetch_or(ill as u32, AcqRel);
+        if before & ill as u32 == 0 {
+            self.events.fetch_add(1, Relaxed);
+        }
+        // Another takes its place only if that has all.
+        if self.handles_errors
+            && leg == self.primary()
+            && self.synced.load(Acquire) == self.regions()
+            && let Some(next) = self.legs.iter().position(Leg::is_alive)
+        {
+            self.primary.store(next, Release);
+        }
+    }
+
+    /// Some of its devices have it and some do not.
+    pub(super) fn lose_sync(&self, region: u64) {
+        self.set_sync(region, false);
+    }
+
+    pub(super) fn suspend(&self, noflush: bool) {
+        self.requeues.store(noflush, Relaxed);
+        self.suspended.store(true, Release);
+    }
+
+    pub(super) fn is_suspended(&self) -> bool {
+        self.suspended.load(Acquire)
+    }
+
+    pub(super) fn resume(&self) {
+        self.cursor.store(0, Relaxed);
+        self.suspended.store(false, Relaxed);
+    }
+
+    /// Regions in sync, and all.
+    pub(super) fn progress(&self) -> (u64, u64) {
+        (self.synced.load(Acquire), self.regions())
+    }
+
+    pub(super) fn letters(&self) -> String {
+        self.legs.iter().map(Leg::letter).collect()
+    }
+
+    /// The next region to copy, claimed.
+    fn next_region(&self) -> Option<u64> {
+        let from = self.cursor.load(Relaxed);
+        let region = (from..self.regions()).find(|&region| !self.is_in_sync(region))?;
+        let cell = &self.cells[region as usize];
+        cell.compare_exchange(0, COPYING, AcqRel, Relaxed).ok()?;
+        self.cursor.store(region + 1, Relaxed);
+        Some(region)
+    }
+
+    fn copy_region(&self, region: u64, disks: &mut dyn Disks) {
+        let start = region * self.log.region.0;
+        let len = self.log.region.0.min(self.len.0 - start);
+        let (mut at, end) = (Sectors(start).bytes().0, Sectors(start + len).bytes().0);
+        let mut piece = vec![0; PIECE.min(end - at) as usize];
+        let primary = self.primary();
+        let mut whole = true;
+        while at < end && whole {
+            let piece = &mut piece[..PIECE.min(end - at) as usize];
+            let from = self.legs[primary].start.bytes() + Bytes(at);
+            if disks.read(self.legs[primary].device, from, piece).is_err() {
+                self.fail(primary, Ill::Sync);
+                whole = false;
+                break;
+            }
+            for (number, leg) in self.legs.iter().enumerate().filter(|(number, _)| *number != primary) {
+                if leg.is_alive() && disks.write(leg.device, leg.start.bytes() + Bytes(at), piece).is_err() {
+                    self.fail(number, Ill::Sync);
+                }
+                whole &= leg.is_alive();
+            }
+            at += piece.len() as u64;
+        }
+        for leg in self.legs.iter().filter(|leg| leg.is_alive()) {
+            whole &= disks.flush(leg.device).is_ok();
+        }
+        if whole {
+            self.set_sync(region, true);
+            if self.clean.set(region, true) {
+                self.stale.store(true, Relaxed);
+            }
+        }
+        self.cells[region as usize].fetch_and(!COPYING, AcqRel);
+        if self.synced.load(Acquire) == self.regions() {
+            self.events.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Marks of regions to which nothing was written for a while go.
+    fn clean_up(&self) {
+        for region in 0..self.regions() {
+            let idle = self.cells[region as usize].load(Acquire) == 0;
+            if idle && self.is_in_sync(region) && !self.clean.get(region) {
+                // A write that begins now marks it again after this, or waits for us.
+                let cell = &self.cells[region as usize];
+                if cell.compare_exchange(0, COPYING, AcqRel, Relaxed).is_ok() {
+                    self.clean.set(region, true);
+                    self.stale.store(true, Relaxed);
+                    cell.fetch_and(!COPYING, AcqRel);
+                }
+            }
+        }
+    }
+
+    /// Whether a mark could go.
+    fn has_old_marks(&self) -> bool {
+        let old = |region: u64| {
+            !self.clean.get(region)
+                && self.is_in_sync(region)
+                && self.cells[region as usize].load(Acquire) == 0
+        };
+        (0..self.regions()).any(old)
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.marked.lock().unwrap_or_else(PoisonError::into_inner).elapsed() >= QUIET
+    }
+
+    fn wants_copies(&self) -> bool {
+        let (synced, all) = self.progress();
+        synced < all
+            && self.cursor.load(Relaxed) < all
+            && self.legs.iter().filter(|leg| leg.is_alive()).count() > 1
+    }
+
+    fn write_log(&self, device: usize, disks: &mut dyn Disks) {
+        if !self.claim_log() {
+            return;
+        }
+        let mut bytes = vec![0; self.log_len(4096)];
+        self.encode_log(&mut bytes);
+        let ok = disks.write(device, Bytes::ZERO, &bytes).and_then(|()| disks.flush(device)).is_ok();
+        self.log_ends(ok);
+    }
+}
+
+impl Chore for Shared {
+    fn is_due(&self) -> bool {
+        let log = self.log_device.is_some() && !self.has_log_failed() && self.is_quiet();
+        (!self.is_suspended() && self.wants_copies())
+            || log && (self.stale.load(Acquire) || self.has_old_marks())
+    }
+
+    fn step(&self, disks: &mut dyn Disks) {
+        if !self.is_suspended()
+            && self.wants_copies()
+            && let Some(region) = self.next_region()
+        {
+            self.copy_region(region, disks);
+        }
+        if let Some(device) = self.log_device.filter(|_| self.is_quiet() && !self.has_log_failed()) {
+            self.clean_up();
+            if self.stale.load(Acquire) {
+                self.write_log(device, disks);
+            }
+        }
+    }
+}
