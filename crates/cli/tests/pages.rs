@@ -16,7 +16,7 @@ fn options(sandbox: &Sandbox, command: &str) -> Vec<String> {
     words.filter(|word| word.starts_with("--")).map(name).collect()
 }
 
-const COMMANDS: [&str; 19] = [
+const COMMANDS: [&str; 20] = [
     "serve",
     "add",
     "up",

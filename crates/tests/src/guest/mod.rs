@@ -7,6 +7,7 @@
 //! A test panics to fail. What the kernel at hand cannot do is [`Skip`]ped, with the reason.
 
 pub mod disk;
+pub mod dm;
 pub mod nbd_client;
 pub mod nbd_device;
 pub mod runner;
@@ -62,5 +63,5 @@ pub const fn soak(name: &'static str, what: &'static str, run: fn() -> Done) -> 
 
 /// All of them, in the order in which they run.
 pub fn tests() -> Vec<Test> {
-    [ublk::tests(), nbd_client::TESTS.to_vec(), nbd_device::TESTS.to_vec()].concat()
+    [ublk::tests(), nbd_client::TESTS.to_vec(), nbd_device::TESTS.to_vec(), dm::TESTS.to_vec()].concat()
 }

@@ -5,9 +5,10 @@ use super::remote::Remote;
 use super::stacks::Setup;
 use super::within::Within;
 use backends::FileNode;
-use block::{Bytes, QueueLimits};
+use block::{Bytes, QueueLimits, Sectors};
 use exports::ublk::ModelRing;
-use layers::{Cow, Pass, Split};
+use layers::target::{Place, Row, Striped, TableLayer};
+use layers::{Cow, Layer, Pass, Split};
 use queue::{FileId, Node, NodeId, Ring, Stack};
 use sim::nodes::{Chop, Delay, Flaky, Jam, Lender, Mirror, PlainFile, Retry, Shift};
 use sim::{Rng, SimRing};
@@ -81,6 +82,28 @@ pub(super) enum Part {
         children: u16,
         below: [Box<Part>; 2],
     },
+    /// Requests are cut at every so many bytes, as a table does it for what stands below.
+    Table {
+        cut: Bytes,
+        below: Box<Part>,
+    },
+    /// Two stripes of a chunk each, under a table.
+    Striped {
+        chunk: Bytes,
+        len: Bytes,
+        starts: [Bytes; 2],
+        below: [Box<Part>; 2],
+    },
+    /// The target that holds requests.
+    Held {
+        nanos: [u64; 3],
+        below: Box<Part>,
+    },
+    /// The device, and that of its log.
+    Logged {
+        number: usize,
+        below: [Box<Part>; 2],
+    },
     Broken {
         breakage: Breakage,
         below: Box<Part>,
@@ -101,7 +124,11 @@ impl Part {
             | Part::Null { .. }
             | Part::Lender { .. }
             | Part::Remote { .. } => &[],
-            Part::Mirror { below, .. } | Part::Cow { below, .. } => below,
+            Part::Mirror { below, .. }
+            | Part::Cow { below, .. }
+            | Part::Striped { below, .. }
+            | Part::Logged { below, .. } => below,
+            Part::Table { below, .. } | Part::Held { below, .. } => std::slice::from_ref(below),
             Part::Delay { below, .. }
             | Part::Jam { below, .. }
             | Part::Flaky { below, .. }
@@ -123,7 +150,7 @@ impl Part {
             Part::File { disk } => takes_any_block(*disk),
             Part::Cow { short, .. } => !short,
             Part::Ram { .. } | Part::Null { .. } | Part::Lender { .. } | Part::Broken { .. } => false,
-            Part::Remote { .. } => false,
+            Part::Remote { .. } | Part::Logged { .. } => false,
             _ => true,
         };
         own && self.below().iter().all(|part| part.is_opaque(takes_any_block))
@@ -149,6 +176,10 @@ impl Part {
             Part::Shift { by, .. } => format!("shift {by}"),
             Part::Chop { children, .. } => format!("chop {children}"),
             Part::Mirror { children, .. } => format!("mirror {children}"),
+            Part::Table { cut, .. } => format!("table {cut}"),
+            Part::Striped { chunk, starts, .. } => format!("striped {chunk} {starts:?}"),
+            Part::Held { nanos, .. } => format!("held {nanos:?}"),
+            Part::Logged { number, .. } => format!("logged {number}"),
             Part::Pass { .. } => "pass".to_owned(),
             Part::Split { children, .. } => format!("split {children}"),
             Part::Within { limits, .. } => format!("within {limits:?}"),
@@ -236,6 +267,26 @@ impl Builder<'_> {
                 let store = NodeId(id + 1 + below[0].size());
                 let index = self.setup.overlays[*overlay].index.clone().expect("made when it was opened");
                 stack.layer(Box::new(Cow::new(index, [child, store])), *children)
+            }
+            Part::Table { cut, .. } => {
+                let place = Place { start: Sectors(0), len: Sectors(1 << 40) };
+                let row = Row { place, max_io_len: Some(cut.sectors()) };
+                let table = TableLayer::new(vec![row]);
+                stack.layer(Layer::<R>::node(&table, &self.setup.any_profile(), &[child]), 16)
+            }
+            Part::Striped { chunk, len, starts, below } => {
+                let children = [child, NodeId(id + 1 + below[0].size())];
+                let striped = Striped::of(*len, *chunk, &starts[..]);
+                stack.layer(Layer::<R>::node(&striped, &self.setup.any_profile(), &children), 8)
+            }
+            Part::Held { nanos, .. } => {
+                let delay = layers::target::Delay::of(*nanos);
+                stack.layer(Layer::<R>::node(&delay, &self.setup.any_profile(), &[child]), 0)
+            }
+            Part::Logged { number, below } => {
+                let children = [child, NodeId(id + 1 + below[0].size())];
+                let log = &self.setup.logs[*number];
+                stack.layer(Layer::<R>::node(&**log, &self.setup.any_profile(), &children), 2)
             }
             Part::BrokenOverlay { breakage, data_at, .. } => {
                 stack.layer(Box::new(BrokenOverlay::new(child, *breakage, *data_at)), 0)

@@ -5,9 +5,10 @@ use super::breakage::Breakage;
 use super::parts::{Builder, Part, Remotes};
 use super::remote::Remote;
 use backends::{Alignment, Completion, Facts, Knobs, Null, NullSpec, Ram, RamSpec, Shared, Sharing};
-use block::{Bytes, QueueLimits, Sectors, Segment};
+use block::{Abilities, Bytes, Profile, QueueLimits, Sectors, Segment};
 use layers::cow::Index;
 use layers::cow::format::{Layout, TABLE_AT};
+use layers::target::{LogWrites, Place};
 use queue::{FileId, Ring, Stack};
 use sim::nodes::{Chop, Mirror};
 use sim::{Disk, DiskConfig, Faults, Rng, SimRing};
@@ -52,6 +53,9 @@ pub(super) struct Setup {
     /// Lengths, and once plugged in also the memory, of what lends.
     pub(super) lenders: Vec<Segment>,
     pub(super) remotes: Vec<Remote>,
+    /// What log-writes targets share, made anew whenever they are opened, and how long their log devices are.
+    pub(super) logs: Vec<Arc<LogWrites>>,
+    log_lens: Vec<Bytes>,
     sockets: bool,
     pub(super) forgets_sync_errors: bool,
     forgets_at_swaps: bool,
@@ -93,6 +97,8 @@ impl Setup {
             nulls: Vec::new(),
             lenders: Vec::new(),
             remotes: Vec::new(),
+            logs: Vec::new(),
+            log_lens: Vec::new(),
             sockets,
             forgets_sync_errors: scenario.breakage == Some(Breakage::ForgottenSyncError),
             forgets_at_swaps: scenario.breakage == Some(Breakage::ForgetfulSwap),
@@ -143,7 +149,7 @@ impl Setup {
             return self.backend(rng, len);
         }
         let below = |setup: &mut Setup, rng: &mut Rng, len| Box::new(setup.tree(rng, above + 1, len));
-        match rng.below(11) {
+        match rng.below(15) {
             0 => Part::Delay { chance: rng.between(50, 900) as u32, below: below(self, rng, len) },
             1 => Part::Jam { chance: rng.between(20, 400) as u32, below: below(self, rng, len) },
             2 => {
@@ -173,6 +179,12 @@ impl Setup {
                 let children = rng.between(Chop::PIECES.into(), 64) as u16;
                 Part::Chop { children, below: below(self, rng, len) }
             }
+            10..=11 if above + 2 < DEPTH_MAX => self.striped(rng, above, len),
+            12 => {
+                let nanos = std::array::from_fn(|_| rng.below(3) * rng.between(1, 3_000_000));
+                Part::Held { nanos, below: below(self, rng, len) }
+            }
+            13 => self.logged(rng, above, len),
             9 => {
                 let origin_len = if rng.chance(300) { Bytes(rng.between(1, len.0 >> 9) << 9) } else { len };
                 let origin = below(self, rng, origin_len);
@@ -183,6 +195,45 @@ impl Setup {
                 let children = rng.between(Mirror::COPIES.into(), 64) as u16;
                 Part::Mirror { children, below: [below(self, rng, len), below(self, rng, len)] }
             }
+        }
+    }
+
+    /// Two stripes, under a table that cuts at chunks.
+    fn striped(&mut self, rng: &mut Rng, above: usize, len: Bytes) -> Part {
+        self.pieces = true;
+        self.even_memory = true;
+        let chunk = Bytes(rng.between(1, 16) << 9);
+        let width = Bytes(len.0.div_ceil(2 * chunk.0) * chunk.0);
+        let starts = [0; 2].map(|_: u64| Bytes(rng.between(0, 32) << 9));
+        let below = starts.map(|start| Box::new(self.tree(rng, above + 2, start + width)));
+        let striped = Part::Striped { chunk, len: width + width, starts, below };
+        Part::Table { cut: chunk, below: Box::new(striped) }
+    }
+
+    /// A device whose writes are logged. The log is short in some, and full soon.
+    fn logged(&mut self, rng: &mut Rng, above: usize, len: Bytes) -> Part {
+        self.can_refuse = true;
+        let log_len = Bytes(rng.between(8, 4096) << 9);
+        let device = Box::new(self.tree(rng, above + 1, len));
+        let disk = self.disks.len();
+        self.log_lens.push(log_len);
+        let log = Box::new(self.any_file(rng, log_len));
+        debug_assert!(matches!(*log, Part::File { disk: d } | Part::PlainFile { disk: d } if d == disk));
+        Part::Logged { number: self.log_lens.len() - 1, below: [device, log] }
+    }
+
+    /// What nodes that do not look at it are given.
+    pub(super) fn any_profile(&self) -> Profile {
+        Profile {
+            size: Bytes(self.sectors.0 << 9),
+            read_only: false,
+            abilities: Abilities::MEMORY,
+            limits: QueueLimits::default(),
+            bytewise: false,
+            lends: false,
+            in_place: false,
+            sparse: false,
+            opaque: false,
         }
     }
 
@@ -314,6 +365,15 @@ impl Setup {
         }
         self.shared = self.facts.iter().map(|facts| facts.map(Shared::new)).collect();
         self.latches.iter().for_each(|latch| latch.set(false));
+        let place = Place { start: Sectors(0), len: self.sectors };
+        let profile = |size| {
+            let mut profile = Profile { size, ..self.any_profile() };
+            profile.limits.logical_block_size = Bytes(512);
+            profile
+        };
+        let log =
+            |&len: &Bytes| LogWrites::new(place, &profile(Bytes(0)), &profile(len)).expect("blocks that fit");
+        self.logs = self.log_lens.iter().map(log).map(Arc::new).collect();
         for overlay in &mut self.overlays {
             let start = self.facts[overlay.disk].map_or(Bytes::ZERO, |facts| facts.start);
             let layout = overlay.layout;
@@ -403,7 +463,6 @@ fn random_faults(rng: &mut Rng, timeouts: bool) -> Faults {
     }
 }
 
-/// Limits that cut requests of a few sectors, as far as they are possible.
 /// A null device that keeps what is written, and makes requests wait, be sent back, or go by a cache.
 fn random_null(rng: &mut Rng, size: Bytes, completion: Completion) -> NullSpec {
     let knobs = Knobs {
@@ -419,6 +478,7 @@ fn random_null(rng: &mut Rng, size: Bytes, completion: Completion) -> NullSpec {
     NullSpec { size, completion, memory_backed: true, zoned: None, knobs }
 }
 
+/// Limits that cut requests of a few sectors, as far as they are possible.
 fn random_limits(rng: &mut Rng) -> QueueLimits {
     loop {
         let mut limits = QueueLimits {

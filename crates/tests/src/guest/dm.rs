@@ -1,0 +1,442 @@
+//! Our targets beside the kernel's: the same table on the same loop devices, first the one, then the other. What they say must
+//! be the same text, and what they leave on the devices the same bytes.
+
+use super::disk::tool;
+use super::{Done, Skip, Test, test};
+use crate::peer::Peer;
+use crate::remote::table_as;
+use crate::server::{Sandbox, Server, noise};
+use proto::nbd::CommandFlags;
+use std::path::{Path, PathBuf};
+
+/// The rows of this module.
+pub const TESTS: &[Test] = &[
+    test("dm/words", "table and status of each target are the kernel's, character for character", words),
+    test("dm/errors", "what is wrong with a line is said as in the kernel's log", errors),
+    test("dm/data", "the same writes leave the same bytes on the devices below", data),
+    test("dm/log_writes", "a log of the kernel's and one of ours hold the same, and both are replayed", logs),
+    test("dm/snapshot_store", "a store that the kernel wrote is read here, and the reverse", stores),
+];
+
+/// How long each device is, in sectors.
+const SECTORS: u64 = 8192;
+
+/// Loop devices on files with noise; detached when dropped.
+struct Loops {
+    sandbox: Sandbox,
+    nodes: Vec<String>,
+    files: Vec<PathBuf>,
+    /// What the kernel says of its targets.
+    targets: String,
+}
+
+impl Loops {
+    fn new(count: usize, targets: String) -> Loops {
+        let sandbox = Sandbox::default();
+        let (mut nodes, mut files) = (Vec::new(), Vec::new());
+        for number in 0..count {
+            let file = sandbox.image(&format!("{number}.img"), SECTORS << 9);
+            let said = tool(&["losetup", "--find", "--show", &file.to_string_lossy()]).ok();
+            nodes.push(said.trim().to_owned());
+            files.push(file);
+        }
+        Loops { sandbox, nodes, files, targets }
+    }
+
+    /// Whether this kernel has a target.
+    fn has(&self, target: &str) -> bool {
+        self.targets.lines().any(|line| line.split_whitespace().next() == Some(target))
+    }
+
+    /// The same content on each, whatever was there.
+    fn refill(&self) {
+        for (number, node) in self.nodes.iter().enumerate() {
+            let data = noise(number as u64, (SECTORS << 9) as usize);
+            put(Path::new(node), 0, &data);
+        }
+    }
+
+    fn clear(&self, number: usize) {
+        put(Path::new(&self.nodes[number]), 0, &vec![0; (SECTORS << 9) as usize]);
+    }
+
+    /// A table with `{0}`, `{1}` … for the devices.
+    fn table(&self, text: &str) -> String {
+        let named =
+            |text: String, (number, node): (usize, &String)| text.replace(&format!("{{{number}}}"), node);
+        self.nodes.iter().enumerate().fold(text.to_owned(), named)
+    }
+
+    fn content(&self, number: usize) -> Vec<u8> {
+        tool(&["blockdev", "--flushbufs", &self.nodes[number]]).ok();
+        std::fs::read(&self.files[number]).expect("a file")
+    }
+
+    /// Ours.
+    fn serve(&self, table: &str) -> (Server, Peer) {
+        let server = table_as(&self.sandbox, "ours", &self.table(table), &[]);
+        let peer = Peer::connect(&server.socket(), "ours");
+        (server, peer)
+    }
+
+    fn ours(&self, words: &[&str]) -> String {
+        self.sandbox.run(words).ok()
+    }
+}
+
+impl Drop for Loops {
+    fn drop(&mut self) {
+        for node in &self.nodes {
+            tool(&["losetup", "--detach", node]);
+        }
+    }
+}
+
+/// Write past the page cache, in one request, and flush.
+#[track_caller]
+fn put(to: &Path, at: u64, data: &[u8]) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let from = folder.path().join("data");
+    std::fs::write(&from, data).expect("a file");
+    let (of, bs) = (format!("of={}", to.display()), format!("bs={}", data.len()));
+    let words = ["dd", &format!("if={}", from.display()), &of, &bs, &format!("seek={at}")];
+    tool(&[&words[..], &["oflag=direct,seek_bytes", "conv=notrunc,fsync", "status=none"]].concat()).ok();
+}
+
+#[track_caller]
+fn take(from: &str) -> Vec<u8> {
+    tool(&["blockdev", "--flushbufs", from]).ok();
+    std::fs::read(from).expect("a device")
+}
+
+/// A device of the kernel's; removed when dropped.
+struct Kernel;
+
+impl Kernel {
+    fn new(table: &str) -> Kernel {
+        let words = ["dmsetup", "create", "theirs", "--noudevsync", "--noudevrules"];
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("table");
+        std::fs::write(&file, table).expect("a file");
+        tool(&[&words[..], &[&file.to_string_lossy()]].concat()).ok();
+        tool(&["dmsetup", "mknodes", "theirs"]);
+        Kernel
+    }
+
+    fn say(words: &[&str]) -> String {
+        tool(&[&["dmsetup"], words].concat()).ok()
+    }
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        tool(&["dmsetup", "remove", "--noudevsync", "--retry", "theirs"]);
+    }
+}
+
+const NODE: &str = "/dev/mapper/theirs";
+
+fn prepare() -> Result<Loops, Skip> {
+    for module in MODULES {
+        tool(&["modprobe", module]);
+    }
+    let targets = tool(&["dmsetup", "targets"]);
+    if !targets.status.success() {
+        return Err(Skip("this kernel has no device-mapper".into()));
+    }
+    Ok(Loops::new(3, targets.ok()))
+}
+
+/// The modules that targets are in, where they are not built in.
+const MODULES: [&str; 9] = [
+    "dm_mod",
+    "dm_unstripe",
+    "dm_delay",
+    "dm_flakey",
+    "dm_dust",
+    "dm_switch",
+    "dm_log_writes",
+    "dm_snapshot",
+    "dm_mirror",
+];
+
+/// Tables, with messages that are sent before status is asked for.
+const TABLES: &[(&str, &str, &[&str])] = &[
+    ("linear", "0 4096 linear {0} 16", &[]),
+    ("striped", "0 8192 striped 2 16 {0} 0 {1} 4096", &[]),
+    ("striped", "0 6144 striped 3 8 {0} 0 {1} 128 {2} 0", &[]),
+    ("unstriped", "0 4096 unstriped 2 16 1 {0} 0", &[]),
+    ("delay", "0 4096 delay {0} 8 5", &[]),
+    ("delay", "0 4096 delay {0} 8 5 {1} 16 6", &[]),
+    ("delay", "0 4096 delay {0} 8 5 {1} 16 6 {2} 0 7", &[]),
+    ("flakey", "0 4096 flakey {0} 0 5 2", &[]),
+    ("flakey", "0 4096 flakey {0} 0 5 2 1 drop_writes", &[]),
+    ("flakey", "0 4096 flakey {0} 0 5 2 1 error_writes", &[]),
+    ("flakey", "0 4096 flakey {0} 8 5 2 5 corrupt_bio_byte 32 r 1 0", &[]),
+    ("flakey", "0 4096 flakey {0} 8 5 2 4 random_read_corrupt 7 random_write_corrupt 8", &[]),
+    ("dust", "0 4096 dust {0} 0 512", &[]),
+    ("dust", "0 4096 dust {0} 8 4096", &["enable", "quiet", "addbadblock 7"]),
+    ("switch", "0 4096 switch 3 64 0 {0} 0 {1} 8 {2} 16", &["set_region_mappings 0:1 R1,3"]),
+    ("log-writes", "0 4096 log-writes {0} {1}", &["mark one"]),
+    ("snapshot", "0 4096 snapshot {0} {1} P 16", &[]),
+    ("snapshot", "0 4096 snapshot {0} {1} PO 32", &[]),
+    ("snapshot", "0 4096 snapshot {0} {1} N 8 1 discard_zeroes_cow", &[]),
+    ("snapshot-origin", "0 4096 snapshot-origin {0}", &[]),
+    ("mirror", "0 4096 mirror core 2 64 nosync 2 {0} 0 {1} 8", &[]),
+    ("mirror", "0 4096 mirror disk 3 {2} 64 nosync 2 {0} 0 {1} 8 1 handle_errors", &[]),
+    ("zero", "0 64 zero", &[]),
+    ("error", "0 64 error", &[]),
+];
+
+fn words() -> Done {
+    let loops = prepare()?;
+    let mut missing = Vec::new();
+    for &(target, table, messages) in TABLES {
+        if !loops.has(target) {
+            missing.push(target);
+            continue;
+        }
+        loops.clear(1);
+        let theirs = {
+            let _kernel = Kernel::new(&loops.table(table));
+            for message in messages {
+                Kernel::say(
+                    &[&["message", "theirs", "0"][..], &message.split(' ').collect::<Vec<_>>()].concat(),
+                );
+            }
+            [Kernel::say(&["table", "theirs"]), Kernel::say(&["status", "theirs"])]
+        };
+        loops.clear(1);
+        let (server, peer) = loops.serve(table);
+        for message in messages {
+            loops.ours(&[&["message", "ours", "0"][..], &message.split(' ').collect::<Vec<_>>()].concat());
+        }
+        assert_eq!([loops.ours(&["table", "ours"]), loops.ours(&["status", "ours"])], theirs, "{table}");
+        peer.disconnect();
+        drop(server);
+    }
+    all_or_skip(&missing)
+}
+
+/// What was compared is right; what was not is named.
+fn all_or_skip(missing: &[&str]) -> Done {
+    if missing.is_empty() {
+        return Ok(());
+    }
+    println!("compared all but: {}", missing.join(" "));
+    Ok(())
+}
+
+/// Lines that are wrong.
+const WRONG: &[&str] = &[
+    "0 4096 linear {0}",
+    "0 4096 linear {0} x",
+    "0 4096 striped 2",
+    "0 4096 striped 0 8 {0} 0",
+    "0 4096 striped 2 0 {0} 0 {1} 0",
+    "0 4096 striped 3 8 {0} 0 {1} 0 {2} 0",
+    "0 4096 striped 2 48 {0} 0 {1} 0",
+    "0 4096 striped 2 8 {0} 0",
+    "0 4096 striped 2 8 {0} 0 {1} x",
+    "0 4096 delay {0} 0",
+    "0 4096 delay {0} x 5",
+    "0 4096 delay {0} 0 x",
+    "0 4096 flakey {0} 0 5",
+    "0 4096 flakey {0} x 5 2",
+    "0 4096 flakey {0} 0 0 0",
+    "0 4096 flakey {0} 0 5 2 2 drop_writes",
+    "0 4096 flakey {0} 0 5 2 2 drop_writes error_writes",
+    "0 4096 flakey {0} 0 5 2 4 corrupt_bio_byte 1 r 1",
+    "0 4096 flakey {0} 0 5 2 5 corrupt_bio_byte 1 x 1 0",
+    "0 4096 flakey {0} 0 5 2 1 sleep",
+    "0 4096 flakey {0} 0 5 2 3 error_reads random_read_corrupt 1",
+    "0 4096 dust {0} 0",
+    "0 4096 dust {0} 0 511",
+    "0 4096 dust {0} 0 1536",
+    "0 4096 dust {0} x 512",
+    "0 4096 log-writes {0}",
+    "0 4096 switch 2 64 0 {0} 0",
+    "0 4096 switch 1 0 0 {0} 0",
+    "0 4096 unstriped 2 16 1 {0}",
+    "0 4096 unstriped 2 48 1 {0} 0",
+    "0 4096 unstriped 2 16 3 {0} 0",
+    "0 4096 snapshot {0} {1} P",
+    "0 4096 snapshot {0} {0} P 16",
+    "0 4096 snapshot {0} {1} X 16",
+    "0 4096 snapshot {0} {1} P 7",
+    "0 4096 snapshot {0} {1} P 16 1 sleep",
+    "0 4096 snapshot-origin {0} {1}",
+    "0 4096 mirror core",
+    "0 4096 mirror core 3 64",
+    "0 4096 mirror tape 1 64 2 {0} 0 {1} 0",
+    "0 4096 mirror core 1 64 1 {0} 0",
+    "0 4096 mirror core 1 64 2 {0} 0 {1}",
+    "0 4096 mirror core 1 64 2 {0} 0 {1} x",
+    "0 4096 mirror core 1 64 2 {0} 0 {1} 0 1 sleep",
+    "0 4096 mirror core 1 64 2 {0} 0 {1} 0 1 keep_log",
+    "0 64 zero 1",
+];
+
+fn errors() -> Done {
+    let loops = prepare()?;
+    let mut missing = Vec::new();
+    for &line in WRONG {
+        let target = line.split(' ').nth(2).unwrap_or_default();
+        if !loops.has(target) {
+            missing.push(target);
+            continue;
+        }
+        loops.clear(1);
+        let table = loops.table(line);
+        let refused = tool(&["dmsetup", "create", "theirs", "--noudevsync", "--table", &table]);
+        if refused.status.success() {
+            drop(Kernel);
+            panic!("the kernel takes {line}");
+        }
+        let log = tool(&["dmesg"]).ok();
+        let last = log.lines().rev().find(|line| line.contains("device-mapper: table:")).expect("a reason");
+        let theirs = last.split_once(&format!("{target}: ")).expect("the target's own").1;
+        let theirs = theirs.rsplit_once(" (").map_or(theirs, |halves| halves.0);
+        let file = loops.sandbox.text("wrong.table", &table);
+        let words = ["serve", "--table", &file.to_string_lossy(), "--nbd", "unix:wrong.sock"];
+        let ours = loops.sandbox.run(&words).failed_with(1);
+        assert!(ours.contains(&format!("{target}: {theirs}")), "{line}\n kernel: {theirs}\n ours: {ours}");
+    }
+    missing.dedup();
+    all_or_skip(&missing)
+}
+
+/// Tables whose data must end up in the same places.
+const PLACES: &[(&str, &str)] = &[
+    ("striped", "0 8192 striped 2 16 {0} 0 {1} 4096"),
+    ("striped", "0 6144 striped 3 24 {0} 0 {1} 128 {2} 8"),
+    ("unstriped", "0 4096 unstriped 2 16 1 {0} 0"),
+    ("delay", "0 4096 delay {0} 8 1 {1} 16 1"),
+    ("flakey", "0 4096 flakey {0} 8 0 9 5 corrupt_bio_byte 33 w 77 0"),
+    ("flakey", "0 4096 flakey {0} 8 0 9 1 drop_writes"),
+    ("switch", "0 4096 switch 3 64 0 {0} 0 {1} 8 {2} 16"),
+    ("snapshot", "0 4096 snapshot {0} {1} P 16"),
+    ("mirror", "0 4096 mirror core 2 64 nosync 2 {0} 0 {1} 8"),
+    ("snapshot", "0 4096 snapshot {0} {1} N 8"),
+];
+
+/// Offsets and lengths in bytes, each within what the shortest table has.
+const WRITES: &[(u64, usize)] =
+    &[(0, 4096), (4096, 16384), (61440, 8192), (100 << 10, 512), (1 << 20, 65536), ((2 << 20) - 4096, 4096)];
+
+fn data() -> Done {
+    let loops = prepare()?;
+    let mut missing = Vec::new();
+    for &(target, table) in PLACES {
+        if !loops.has(target) {
+            missing.push(target);
+            continue;
+        }
+        let prepared = || {
+            loops.refill();
+            if target == "snapshot" {
+                loops.clear(1);
+            }
+        };
+        prepared();
+        let theirs = {
+            let _kernel = Kernel::new(&loops.table(table));
+            for (number, &(at, len)) in WRITES.iter().enumerate() {
+                put(Path::new(NODE), at, &noise(100 + number as u64, len));
+            }
+            take(NODE)
+        };
+        let below: Vec<_> = (0..3).map(|number| loops.content(number)).collect();
+        prepared();
+        let (mut server, mut peer) = loops.serve(table);
+        for (number, &(at, len)) in WRITES.iter().enumerate() {
+            peer.write(at, &noise(100 + number as u64, len), CommandFlags::NONE).expect("a write");
+            peer.flush().expect("a flush");
+        }
+        let ours = peer.read(0, theirs.len() as u64).expect("a read");
+        peer.disconnect();
+        server.terminate();
+        assert!(ours == theirs, "{table}: the device differs at {:?}", differs(&ours, &theirs));
+        for (number, theirs) in below.iter().enumerate() {
+            let ours = loops.content(number);
+            assert!(ours == *theirs, "{table}: device {number} differs at {:?}", differs(&ours, theirs));
+        }
+    }
+    all_or_skip(&missing)
+}
+
+/// The first byte that is another.
+fn differs(a: &[u8], b: &[u8]) -> Option<usize> {
+    a.iter().zip(b).position(|(a, b)| a != b)
+}
+
+fn logs() -> Done {
+    let loops = prepare()?;
+    if !loops.has("log-writes") {
+        return Err(Skip("this kernel has no target log-writes".into()));
+    }
+    let table = "0 8192 log-writes {0} {1}";
+    let writes = [(8192, 4096), (0, 8192), (65536, 512)];
+    let list = || loops.ours(&["replay-log", "--log", &loops.nodes[1]]);
+    let replayed = || {
+        loops.clear(2);
+        loops.ours(&["replay-log", "--log", &loops.nodes[1], "--replay", &loops.nodes[2]]);
+        loops.content(2)
+    };
+    (0..3).for_each(|number| loops.clear(number));
+    {
+        let _kernel = Kernel::new(&loops.table(table));
+        for (number, &(at, len)) in writes.iter().enumerate() {
+            put(Path::new(NODE), at, &noise(number as u64, len));
+        }
+        Kernel::say(&["message", "theirs", "0", "mark", "here"]);
+    }
+    let (theirs, their_bytes) = (list(), loops.content(1));
+    assert!(replayed() == loops.content(0), "the kernel's log leads to the kernel's device");
+    (0..3).for_each(|number| loops.clear(number));
+    let (mut server, mut peer) = loops.serve(table);
+    for (number, &(at, len)) in writes.iter().enumerate() {
+        peer.write(at, &noise(number as u64, len), CommandFlags::NONE).expect("a write");
+        peer.flush().expect("a flush");
+    }
+    loops.ours(&["message", "ours", "0", "mark", "here"]);
+    peer.disconnect();
+    server.terminate();
+    let ours = list();
+    // The kernel adds a mark at the end, and we the flush of a device that is removed.
+    let wanted: Vec<&str> =
+        theirs.lines().take_while(|line| !line.ends_with("mark dm-log-writes-end")).collect();
+    let found: Vec<&str> = ours.lines().take(wanted.len()).collect();
+    assert_eq!(found, wanted, "the kernel's log: {theirs}ours: {ours}");
+    let end = 512 * (1 + wanted.len() + writes.iter().map(|write| write.1 / 512).sum::<usize>());
+    assert!(loops.content(1)[512..end] == their_bytes[512..end], "the entries are the same bytes");
+    assert!(replayed() == loops.content(0), "our log leads to our device");
+    Ok(())
+}
+
+fn stores() -> Done {
+    let loops = prepare()?;
+    if !loops.has("snapshot") {
+        return Err(Skip("this kernel has no target snapshot".into()));
+    }
+    loops.refill();
+    loops.clear(1);
+    let table = "0 4096 snapshot {0} {1} P 16";
+    let theirs = {
+        let _kernel = Kernel::new(&loops.table(table));
+        put(Path::new(NODE), 4096, &noise(50, 65536));
+        put(Path::new(NODE), 1 << 20, &noise(51, 512));
+        (take(NODE), Kernel::say(&["status", "theirs"]))
+    };
+    let (mut server, mut peer) = loops.serve(table);
+    assert_eq!(loops.ours(&["status", "ours"]), theirs.1);
+    assert!(peer.read(0, 4096 << 9).expect("a read") == theirs.0, "we read what the kernel wrote");
+    peer.write(1536 << 10, &noise(52, 16384), CommandFlags::FUA).expect("a write");
+    let ours = (peer.read(0, 4096 << 9).expect("a read"), loops.ours(&["status", "ours"]));
+    peer.disconnect();
+    server.terminate();
+    let _kernel = Kernel::new(&loops.table(table));
+    assert!(take(NODE) == ours.0, "the kernel reads what we wrote");
+    assert_eq!(Kernel::say(&["status", "theirs"]), ours.1);
+    Ok(())
+}
