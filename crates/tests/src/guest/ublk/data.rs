@@ -74,7 +74,7 @@ fn null(mode: DataMode) -> Done {
 
 fn verify(mode: DataMode) -> Done {
     let ublk = Ublk::file(12 << 20, &with(mode)?)?;
-    ublk.disk.verify(&["--bsrange=4k-64k", "--size=4M"]);
+    ublk.disk.verify(&["--bsrange=4k-64k", "--size=2M"]);
     // The file itself holds it, not only the device's answers.
     ublk.disk.load(&["--rw=write", "--bs=64k", "--end_fsync=1"]).ok();
     let through = tool(&["sha256sum", ublk.disk.path()]).ok();
@@ -86,7 +86,7 @@ fn verify(mode: DataMode) -> Done {
 
 fn mixed_sizes() -> Done {
     let ublk = Ublk::file(32 << 20, "")?;
-    ublk.disk.verify(&["--bssplit=4k/40:64k/30:512k/20:1m/10", "--size=32M", "--iodepth=8"]);
+    ublk.disk.verify(&["--bssplit=4k/40:64k/30:512k/20:1m/10", "--size=16M", "--iodepth=8"]);
     ublk.end();
     Ok(())
 }
@@ -135,7 +135,7 @@ fn best_mode() -> Done {
 
 fn ram() -> Done {
     let ublk = Ublk::start(0, "ram:32M", "", &[])?;
-    ublk.disk.verify(&["--bsrange=4k-64k", "--size=16M"]);
+    ublk.disk.verify(&["--bsrange=4k-64k", "--size=4M"]);
     ublk.end();
     Ok(())
 }
@@ -182,7 +182,7 @@ fn read_only() -> Done {
     assert_eq!(ublk.disk.attribute("ro"), "1");
     let line = format!("dd if=/dev/zero of={} bs=4k count=1 oflag=direct", ublk.disk.path());
     tool(&["sh", "-c", &line]).failed();
-    ublk.disk.load(&["--rw=randread", "--readonly"]).ok();
+    ublk.disk.load(&["--rw=randread", "--readonly", "--size=1M"]).ok();
     ublk.end();
     Ok(())
 }
@@ -190,7 +190,7 @@ fn read_only() -> Done {
 fn large_blocks() -> Done {
     let ublk = Ublk::start(32 << 20, "file:{image},block=4096", "", &[])?;
     assert_eq!(ublk.disk.attribute("queue/logical_block_size"), "4096");
-    ublk.disk.verify(&["--bsrange=4k-64k"]);
+    ublk.disk.verify(&["--bsrange=4k-64k", "--size=2M"]);
     ublk.end();
     Ok(())
 }
@@ -211,7 +211,7 @@ fn limits() -> Done {
                 "--rw=randrw",
                 "--bsrange=512-256k",
                 "--bs_unaligned=0",
-                "--size=8M",
+                "--size=2M",
                 "--iomem_align=512",
             ])
             .ok();
@@ -249,7 +249,7 @@ fn per_io_daemon() -> Done {
     };
     let before = threads();
     ublk.disk
-        .load(&["--rw=randread", "--size=64M", "--cpus_allowed=0", "--iodepth=16", "--norandommap"])
+        .load(&["--rw=randread", "--size=24M", "--cpus_allowed=0", "--iodepth=16", "--norandommap"])
         .ok();
     let busy =
         threads().iter().filter(|(name, time)| before.get(*name).is_some_and(|old| *time > old)).count();

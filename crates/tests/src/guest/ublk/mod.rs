@@ -6,6 +6,7 @@
 mod data;
 mod death;
 mod life;
+mod stripe;
 mod zoned;
 
 use super::disk::{Disk, FOLDER, module};
@@ -20,7 +21,7 @@ use ublk::{DeviceInfo, Driver, Features, KernelControl, State};
 
 /// The rows of this module.
 pub fn tests() -> Vec<Test> {
-    [data::TESTS, life::TESTS, death::TESTS, zoned::TESTS].concat()
+    [data::TESTS, stripe::TESTS, life::TESTS, death::TESTS, zoned::TESTS].concat()
 }
 
 /// How long the driver may take for a change of state.
