@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod detect;
+pub mod fuzzing;
 mod node;
 mod open;
 mod pool;

@@ -12,7 +12,7 @@ use imago::format::gate::ImplicitOpenGate;
 use imago::qcow2::Qcow2;
 use imago::vmdk::Vmdk;
 use imago::{FormatAccess, FormatDriverBuilder, Storage as _, StorageOpenOptions};
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -93,6 +93,12 @@ fn open_format(spec: &ImageSpec, read_only: bool, gate: &Gate) -> io::Result<For
             Ok(FormatAccess::new(builder.open(gate.clone())?))
         }
         Format::Vmdk => {
+            let mut head = [0; 4];
+            let read = std::fs::File::open(&spec.path).and_then(|mut file| file.read_exact(&mut head));
+            if read.is_ok() && (&head == b"KDMV" || &head == b"COWD") {
+                let why = "it is a sparse vmdk, and only flat ones can be read";
+                return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+            }
             // Its extents hold the data: they are no backing files, and lie beside it.
             let beside = spec.path.parent().unwrap_or(Path::new(""));
             let gate = Gate { beside: Some(beside.to_owned()), ..gate.clone() };

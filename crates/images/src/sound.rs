@@ -2,6 +2,10 @@
 //!
 //! Who writes allocates clusters by these counts. An image that has none for a part of itself is damaged, and imago would look
 //! for a place for the missing ones without end. Only whether they are there is looked at here, not whether they are right.
+//!
+//! But for one kind: imago writes where a new table of clusters is before it writes that the table's own cluster is taken. A
+//! server that is killed between the two leaves a table in a cluster that counts as free, and the next to write would put
+//! data over it. So tables that count as free are counted as taken here, before anything else is written.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -15,7 +19,12 @@ fn damaged() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
-/// Check an image that is to be written.
+/// The most bytes of the table of tables: QEMU's limit, for a disk of 32 PiB in clusters of 64 KiB.
+const L1_LEN_MAX: u64 = 32 << 20;
+/// The bits of an entry that are a place.
+const PLACE: u64 = 0x00ff_ffff_ffff_fe00;
+
+/// Check an image that is to be written, and count its tables as taken.
 pub(crate) fn check(path: &Path) -> io::Result<()> {
     let file = std::fs::File::open(path)?;
     let file_len = file.metadata()?.len();
@@ -39,7 +48,61 @@ pub(crate) fn check(path: &Path) -> io::Result<()> {
     }
     let mut table = vec![0; table_len as usize];
     file.read_exact_at(&mut table, table_at).map_err(|_| damaged())?;
-    let mut entries = table.as_chunks::<8>().0.iter().map(|entry| u64::from_be_bytes(*entry));
-    let is_there = |at: u64| at != 0 && at.is_multiple_of(1 << bits) && at < file_len;
-    if entries.all(is_there) { Ok(()) } else { Err(damaged()) }
+    let blocks: Vec<u64> = table.as_chunks::<8>().0.iter().map(|entry| u64::from_be_bytes(*entry)).collect();
+    let is_there = |at: &u64| *at != 0 && at.is_multiple_of(1 << bits) && *at < file_len;
+    if !blocks.iter().all(is_there) {
+        return Err(damaged());
+    }
+    let counts = Counts { bits, order, counted, blocks };
+    let (l1_at, l1_len) = (word(40), u64::from(half(36)) * 8);
+    if l1_len > L1_LEN_MAX {
+        return Err(damaged());
+    }
+    let mut tables = vec![0; l1_len as usize];
+    file.read_exact_at(&mut tables, l1_at).map_err(|_| damaged())?;
+    let places = tables.as_chunks::<8>().0.iter().map(|entry| u64::from_be_bytes(*entry) & PLACE);
+    counts.take(path, &file, places.filter(|&at| at != 0))
+}
+
+/// An image's reference counts.
+struct Counts {
+    bits: u32,
+    /// A count has 2^order bits.
+    order: u32,
+    /// Counts in a block.
+    counted: u64,
+    blocks: Vec<u64>,
+}
+
+impl Counts {
+    /// Count those of these clusters as taken, once, that count as free.
+    fn take(&self, path: &Path, file: &std::fs::File, places: impl Iterator<Item = u64>) -> io::Result<()> {
+        let mut writable = None;
+        for place in places {
+            let cluster = place >> self.bits;
+            // Past the end of the file nothing is counted yet, and a table there is all holes.
+            let Some(&block) = self.blocks.get((cluster / self.counted) as usize) else {
+                return Err(damaged());
+            };
+            // Of counts of less than a byte the first is in the lowest bits.
+            let bit = (cluster % self.counted) << self.order;
+            let (at, shift, len) = (block + bit / 8, bit % 8, (1usize << self.order).div_ceil(8));
+            let mut count = [0; 8];
+            file.read_exact_at(&mut count[..len], at).map_err(|_| damaged())?;
+            let mask = if self.order < 3 { ((1u8 << (1 << self.order)) - 1) << shift } else { 0xff };
+            if count[..len].iter().any(|byte| byte & mask != 0) {
+                continue;
+            }
+            count[len - 1] |= 1 << shift;
+            let image = match &mut writable {
+                Some(image) => image,
+                none => none.insert(std::fs::File::options().write(true).open(path)?),
+            };
+            image.write_all_at(&count[..len], at)?;
+        }
+        writable.map_or(Ok(()), |image| {
+            tracing::warn!("{}: tables that counted as free are counted as taken", path.display());
+            image.sync_data()
+        })
+    }
 }

@@ -3,7 +3,7 @@
 
 use blockyard_tests::peer::Peer;
 use blockyard_tests::server::{Sandbox, Server, noise};
-use blockyard_tests::tools::{missing, run};
+use blockyard_tests::tools::{command, missing, run};
 use proto::nbd::CommandFlags;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -105,6 +105,44 @@ fn a_server_that_is_killed_leaves_what_was_flushed() {
 }
 
 #[test]
+fn an_image_whose_server_was_killed_has_no_corruption_once_it_is_served_again() {
+    if missing(&["qemu-img"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let path = sandbox.path("disk.qcow2");
+    qemu_img(&sandbox, &["create", "-q", "-f", "qcow2", "-o", "cluster_size=4096", "disk.qcow2", "64M"]);
+    let mut flushed: Vec<(u64, Vec<u8>)> = Vec::new();
+    for round in 0..6u64 {
+        let (mut server, mut peer) = serve(&sandbox, &path, "");
+        for (at, data) in &flushed {
+            assert!(peer.read(*at, data.len() as u64).expect("a read") == *data, "round {round}: {at}");
+        }
+        let mut written = Vec::new();
+        for number in 0..60u64 {
+            // Each round has places of its own, so that what was flushed is not written over.
+            let at = (number * 6 + round) * (64 << 20) / 360 / 512 * 512;
+            let data = noise(round * 100 + number, 512 * (1 + number as usize % 50));
+            peer.write(at, &data, CommandFlags::NONE).expect("a write");
+            written.push((at, data));
+            if number == 40 {
+                peer.flush().expect("a flush");
+                flushed.append(&mut written);
+            }
+        }
+        peer.zero(round * MIB, 65536 + 512, CommandFlags::NONE).expect("zeroes");
+        flushed.retain(|(at, data)| *at >= (round + 1) * MIB || at + data.len() as u64 <= round * MIB);
+        server.kill();
+        let (mut server, peer) = serve(&sandbox, &path, "");
+        peer.disconnect();
+        server.terminate();
+        let checked = run(command(&["qemu-img", "check", "-f", "qcow2"]).arg(&path));
+        // 3: clusters that nothing refers to any more, which cost space and no data.
+        assert!(matches!(checked.status.code(), Some(0 | 3)), "round {round}: {checked}");
+    }
+}
+
+#[test]
 fn a_backing_file_is_read_and_never_written() {
     if missing(&["qemu-img"]) {
         return;
@@ -203,10 +241,16 @@ fn flat_vmdk_images_are_read_and_others_say_what_to_do() {
         assert!(peer.read(0, LEN as u64).expect("a read") == model);
         assert!(peer.write(0, &[0; 512], CommandFlags::NONE).is_err(), "it can only be read");
     }
-    let (sparse, _) = image(&sandbox, "sparse.vmdk", &["-O", "vmdk"]);
-    let stack = format!("file:{}", sparse.display());
-    let said = sandbox.run(&["serve", &stack, "--nbd", "unix:s"]).failed_with(1);
-    assert!(said.contains("qemu-img"), "{said}");
+    for kind in ["monolithicSparse", "streamOptimized", "twoGbMaxExtentSparse"] {
+        let options = ["-O", "vmdk", "-o", &format!("subformat={kind}")];
+        let (sparse, _) = image(&sandbox, &format!("{kind}.vmdk"), &options);
+        let stack = format!("file:{}", sparse.display());
+        let said = sandbox.run(&["serve", &stack, "--nbd", "unix:s"]).failed_with(1);
+        assert!(said.contains("convert it with qemu-img"), "{kind}: {said}");
+    }
+    let (extents, model) = image(&sandbox, "two.vmdk", &["-O", "vmdk", "-o", "subformat=twoGbMaxExtentFlat"]);
+    let (_server, mut peer) = serve(&sandbox, &extents, "");
+    assert!(peer.read(0, LEN as u64).expect("a read") == model);
 }
 
 #[test]

@@ -1,0 +1,137 @@
+//! Body of the fuzz target: any image in, an answer or an error out, never a panic and never without end.
+//!
+//! The input's first byte says what the rest is. Even: changes to a sound qcow2 image with clusters of 512 bytes, so
+//! that all its tables lie close together: records of an offset (two bytes), a length (one byte) and as many bytes. Odd:
+//! a vmdk as it stands, with a file `flat` beside it that its extents may name.
+//!
+//! Images are opened by name and so lie in a folder, one for each process, in memory where there is one.
+
+use crate::pool::{Job, Returns};
+use crate::{Format, Image, ImageSpec, work};
+use backends::Backend;
+use block::{Bytes, Cookie, Flags, Op, Tag};
+use imago::qcow2::Qcow2;
+use imago::{FormatCreateBuilder, Storage, StorageCreateOptions};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+/// How long the disk of the sound image is.
+const LEN: u64 = 64 << 10;
+/// How far into a file an input may write: past every table of the sound image.
+const REACH: usize = 96 << 10;
+
+fn folder() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let shm = Path::new("/dev/shm");
+        let base = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
+        let folder = base.join(format!("blockyard-fuzz-image.{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder for images");
+        std::fs::write(folder.join("flat"), vec![0x5a; 8192]).expect("an extent");
+        folder
+    })
+}
+
+/// A sound image with data in it.
+fn sound() -> &'static [u8] {
+    static SOUND: OnceLock<Vec<u8>> = OnceLock::new();
+    SOUND.get_or_init(|| {
+        let path = folder().join("sound");
+        let options = StorageCreateOptions::new().filename(&path);
+        let storage = imago::file::File::create_open(options).expect("a file");
+        let builder = Qcow2::<imago::file::File>::create_builder(storage);
+        builder.size(LEN).cluster_size(512).create().expect("an image");
+        let image = open(path.clone(), Format::Qcow2, false).expect("it is sound");
+        for at in [0, 512 * 9, LEN - 512] {
+            assert_eq!(run(&image, Op::Write, at, 512), 0);
+        }
+        assert_eq!(run(&image, Op::Flush, 0, 0), 0);
+        drop(image);
+        std::fs::read(&path).expect("an image")
+    })
+}
+
+fn open(path: PathBuf, format: Format, read_only: bool) -> Option<Arc<Image>> {
+    Image::open(&ImageSpec { path, format, detected: false, read_only, share: true }).ok()
+}
+
+fn run(image: &Image, op: Op, offset: u64, len: u64) -> i64 {
+    let back = Arc::new(Returns::new(Arc::new(|| {})));
+    let io = Cookie { tag: Tag(0), generation: 0 };
+    let memory = match op {
+        Op::Read | Op::Write => vec![7; len as usize],
+        Op::Extents => vec![0; 256],
+        _ => Vec::new(),
+    };
+    let (offset, len) = (Bytes(offset), Bytes(len));
+    work::run(&image.access, &mut Job { io, op, flags: Flags::NONE, offset, len, memory, back })
+}
+
+/// Open an image, read it here and there, and where it can be written, write to it.
+pub fn image(input: &[u8]) {
+    check(input);
+}
+
+/// The same; how many reads succeeded, `None` when it was not opened.
+fn check(input: &[u8]) -> Option<usize> {
+    let (&kind, mut rest) = input.split_first()?;
+    let path = folder().join("image");
+    let format = if kind % 2 == 0 { Format::Qcow2 } else { Format::Vmdk };
+    let bytes = if format == Format::Vmdk {
+        rest.to_vec()
+    } else {
+        let mut bytes = sound().to_vec();
+        while let Some((&[low, high, len], tail)) = rest.split_first_chunk::<3>() {
+            let content = &tail[..usize::from(len).min(tail.len())];
+            rest = &tail[content.len()..];
+            let at = usize::from(u16::from_le_bytes([low, high])) % REACH;
+            bytes.resize(bytes.len().max(at + content.len()), 0);
+            bytes[at..at + content.len()].copy_from_slice(content);
+        }
+        bytes
+    };
+    std::fs::write(&path, &bytes).expect("an image");
+    let read_only = kind & 2 != 0;
+    let image = open(path, format, read_only)?;
+    let size = image.size().0;
+    let mut good = 0;
+    for at in [0, 512 * 9, 4096, size / 2 / 512 * 512, size - 512] {
+        let at = at.min(size - 512);
+        let len = 2048.min(size - at);
+        good += usize::from(run(&image, Op::Read, at, len) == 0);
+        run(&image, Op::Extents, at, len);
+        if !image.read_only() {
+            run(&image, Op::Write, at, 512);
+            run(&image, Op::WriteZeroes, at, len);
+            run(&image, Op::Discard, at, len);
+        }
+    }
+    run(&image, Op::Flush, 0, 0);
+    Some(good)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The target has one file for its images.
+    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+    #[test]
+    fn what_the_fuzzer_starts_from_is_read() {
+        let _turn = TURN.lock();
+        assert_eq!(check(&[0]), Some(5));
+        assert_eq!(check(&[2, 0, 0, 3, b'Q', b'F', b'I']), Some(5));
+        assert_eq!(check(&[0, 0, 0, 1, 0]), None, "another magic");
+        let vmdk =
+            b"# Disk DescriptorFile\nversion=1\nCID=1\nparentCID=ffffffff\ncreateType=\"monolithicFlat\"\n\
+                     RW 16 FLAT \"flat\" 0\n";
+        assert_eq!(check(&[&[1], &vmdk[..]].concat()), Some(5));
+        let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/image");
+        for entry in std::fs::read_dir(corpus).expect("a corpus") {
+            image(&std::fs::read(entry.expect("an entry").path()).expect("an input"));
+        }
+        std::fs::remove_dir_all(folder()).expect("it is ours");
+        std::fs::create_dir_all(folder()).expect("a folder");
+    }
+}
