@@ -217,7 +217,8 @@ impl Null {
             Some(zones) => Body::Zoned(ZonedNode::new(zones.clone(), content)),
         };
         let gate = self.is_gated().then(|| Box::new(Gate::new(self.shared.clone())));
-        NullNode { body, completion: self.completion, gate, ended: Box::default() }
+        let at_once = self.completion == Completion::Instant && gate.is_none();
+        NullNode { body, completion: self.completion, at_once, gate, ended: Box::default() }
     }
 
     /// Only of knobs that were turned.
@@ -404,6 +405,8 @@ enum Body {
 pub struct NullNode {
     body: Body,
     completion: Completion,
+    /// A request without content is over as soon as it is submitted.
+    at_once: bool,
     /// Where knobs ask for more than an end after some time.
     gate: Option<Box<Gate>>,
     /// By tag: how a request that waits for its time ended; `None` while the RAM disk has it.
@@ -431,8 +434,13 @@ impl NullNode {
         Verdict::Held
     }
 
-    /// With a content, a time, or both; kept apart so that a request with neither stays a few instructions.
+    /// With knobs, a content or a time; kept apart so that a request with none of them stays a few instructions.
     #[inline(never)]
+    fn submit_otherwise<R: Ring>(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
+        if self.gate.is_some() { self.enter(io, req, cx) } else { self.submit_slowly(io, req, cx) }
+    }
+
+    /// With a content, a time, or both.
     fn submit_slowly<R: Ring>(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         let verdict = match &mut self.body {
             Body::Plain(content) => content.submit(io, req, cx),
@@ -457,13 +465,8 @@ impl<R: Ring> Node<R> for NullNode {
     #[inline]
     fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         match &mut self.body {
-            Body::Plain(Content::Zero(zero))
-                if self.completion == Completion::Instant && self.gate.is_none() =>
-            {
-                zero.submit(io, req, cx)
-            }
-            _ if self.gate.is_some() => self.enter(io, req, cx),
-            _ => self.submit_slowly(io, req, cx),
+            Body::Plain(Content::Zero(zero)) if self.at_once => zero.submit(io, req, cx),
+            _ => self.submit_otherwise(io, req, cx),
         }
     }
 
