@@ -14,6 +14,9 @@ const ATTEMPTS: u32 = 16;
 /// How long a device may take to let go of its file after its last user has closed it.
 const LET_GO_MAX: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_micros(500);
+/// How long somebody may look at a device that is to go, and how often it is tried meanwhile.
+const LOOKED_MAX: Duration = Duration::from_millis(500);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Why a loop device cannot be had, or not be let go of.
 #[derive(Debug, thiserror::Error)]
@@ -199,6 +202,22 @@ fn open_device(number: u32, read_only: bool) -> io::Result<OwnedFd> {
 /// # Errors
 /// [`LoopError::InUse`] and what the kernel refuses; the device stays as it was.
 pub fn detach(number: u32, force: bool) -> Result<(), LoopError> {
+    let start = Instant::now();
+    loop {
+        match detach_once(number, force) {
+            // Who only looks, as udev does after every writer, has soon seen enough.
+            Err(LoopError::InUse { users, .. })
+                if users.iter().all(|user| matches!(user, User::Process { .. }))
+                    && start.elapsed() < LOOKED_MAX =>
+            {
+                std::thread::sleep(LOOK_AGAIN);
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+fn detach_once(number: u32, force: bool) -> Result<(), LoopError> {
     let failed = |source: io::Error| LoopError::Device { number, source, fix: "try losetup -d" };
     let users_of = || LoopError::InUse { number, users: users::users(number) };
     // Who mounts it, swaps on it or stacks on it holds it exclusively.

@@ -15,7 +15,7 @@ mod users;
 pub use device::{
     Bound, LoopError, Request, attach, backing_file, bound_to, detach, is_available, remove, set_capacity,
 };
-pub use users::{User, users};
+pub use users::{User, is_used, users};
 
 /// The path of a loop device.
 pub fn path(number: u32) -> std::path::PathBuf {

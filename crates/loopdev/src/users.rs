@@ -39,18 +39,38 @@ pub(crate) fn listed(users: &[User]) -> String {
 
 /// Who uses loop device `number`, as far as this process may see it.
 pub fn users(number: u32) -> Vec<User> {
-    let disk = format!("loop{number}");
-    let parts: Vec<String> = std::iter::once(disk.clone()).chain(partitions(&disk)).collect();
-    let numbers: Vec<String> = parts.iter().filter_map(|part| device_number(part)).collect();
+    let (parts, numbers) = names(number);
     let mut users = mounts(&numbers);
     users.extend(swaps(&parts));
-    for part in &parts {
-        let holders =
-            std::fs::read_dir(format!("/sys/class/block/{part}/holders")).into_iter().flatten().flatten();
-        users.extend(holders.map(|entry| User::Holder(entry.file_name().to_string_lossy().into_owned())));
-    }
+    users.extend(holders(&parts));
     users.extend(processes(&parts));
     users
+}
+
+/// Whether anybody does. All processes are looked at only if it is not mounted here, swapped to or stacked on, which three
+/// files tell.
+pub fn is_used(number: u32) -> bool {
+    let (parts, numbers) = names(number);
+    let mounts = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    !mounted_from(&mounts, &numbers).is_empty()
+        || !swaps(&parts).is_empty()
+        || !holders(&parts).is_empty()
+        || !processes(&parts).is_empty()
+        || !self::mounts(&numbers).is_empty()
+}
+
+/// Names of the device and its partitions, and their numbers.
+fn names(number: u32) -> (Vec<String>, Vec<String>) {
+    let disk = format!("loop{number}");
+    let parts: Vec<String> = std::iter::once(disk.clone()).chain(partitions(&disk)).collect();
+    let numbers = parts.iter().filter_map(|part| device_number(part)).collect();
+    (parts, numbers)
+}
+
+fn holders(parts: &[String]) -> Vec<User> {
+    let of = |part: &String| std::fs::read_dir(format!("/sys/class/block/{part}/holders"));
+    let entries = parts.iter().flat_map(|part| of(part).into_iter().flatten().flatten());
+    entries.map(|entry| User::Holder(entry.file_name().to_string_lossy().into_owned())).collect()
 }
 
 fn partitions(disk: &str) -> Vec<String> {

@@ -448,3 +448,57 @@ fn fuse_file_is_mounted_for_those_who_are_not_root() {
     let said = shell(script, &[("H", &home)]).ok();
     assert!(said.contains("mine fuse ") && said.contains("4194304"), "{said}");
 }
+
+#[test]
+fn who_only_looks_at_a_device_for_a_moment_does_not_keep_it() {
+    if missing_loop() {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let disk = Loop::serve(&sandbox, "disk", "ram:8M", &[]);
+    // As udev does after mkfs.
+    let looking = File::open(&disk.device).expect("the device opens");
+    let looker = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(150));
+        drop(looking);
+    });
+    sandbox.run(&["del", "disk"]).ok();
+    looker.join().expect("it ends");
+    assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+}
+
+#[test]
+fn direct_from_end_to_end_leaves_nothing_in_the_page_cache() {
+    if missing_loop() || missing_file_system("ext4") || missing(&["fincore"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    // A file system with a page cache of its own, whatever the sandbox lies on.
+    let below = Loop::serve(&sandbox, "below", "ram:128M", &[]);
+    below.format("ext4");
+    let mount = below.mount("ext4");
+    let image = mount.path().join("image");
+    File::create(&image).and_then(|file| file.set_len(64 << 20)).expect("the image");
+    let cached = |path: &Path| -> u64 {
+        let text = shell("fincore --bytes --noheadings --output RES \"$F\"", &[("F", path)]).ok();
+        text.trim().parse().expect("a number")
+    };
+    for (direct, most, least) in [("on", 1 << 20, 0), ("off", u64::MAX, 16 << 20)] {
+        let stack = format!("file:{},direct={direct}", image.display());
+        let disk = Loop::serve(&sandbox, "disk", &stack, &[]);
+        let before = cached(&image);
+        let script = "dd if=/dev/zero of=\"$D\" bs=1M count=32 oflag=direct conv=notrunc,fsync && \
+                      dd if=\"$D\" of=/dev/null bs=1M count=32 iflag=direct";
+        shell(script, &[("D", &disk.device)]).ok();
+        let grown = cached(&image).saturating_sub(before);
+        assert!(
+            (least..=most).contains(&grown),
+            "direct={direct}: {grown} bytes of the image came into the cache"
+        );
+        // Nor has the file between the loop device and us a copy of its own, whatever lies below.
+        let between = sandbox.run_dir().join("disk.fuse");
+        assert_eq!(cached(&between), 0, "direct={direct}: the file under the loop device is cached");
+        sandbox.run(&["del", "disk"]).ok();
+    }
+    mount.unmount();
+}

@@ -21,6 +21,29 @@ pub(super) struct Job {
 const ONE: &str = "--filename=one";
 const MANY: &str = "--filename_format=many.$jobnum.$filenum";
 
+/// What a disk did when the loop driver moved to blk-mq: one job, 64 under way.
+macro_rules! deep {
+    ($name:literal, $rw:literal $(, $more:literal)?) => {
+        Job {
+            name: $name,
+            words: &[$rw, "--bs=4k", "--iodepth=64", "--numjobs=1", "--size=256M", ONE $(, $more)?],
+        }
+    };
+}
+
+/// And when it moved to direct I/O: 4 jobs, one request each.
+macro_rules! plain {
+    ($name:literal, $rw:literal $(, $more:literal)?) => {
+        Job {
+            name: $name,
+            words: &[
+                $rw, "--bs=4k", "--ioengine=psync", "--numjobs=4", "--nrfiles=8", MANY, "--size=200M"
+                $(, $more)?
+            ],
+        }
+    };
+}
+
 /// All of them: the jobs of the loop driver's own history, and large requests in order.
 pub(super) const JOBS: &[Job] = &[
     Job {
@@ -36,34 +59,14 @@ pub(super) const JOBS: &[Job] = &[
             "--overwrite=1",
         ],
     },
-    Job {
-        name: "randread-64",
-        words: &["--rw=randread", "--bs=4k", "--iodepth=64", "--numjobs=1", "--size=256M", ONE],
-    },
-    Job {
-        name: "randwrite-64",
-        words: &[
-            "--rw=randwrite",
-            "--bs=4k",
-            "--iodepth=64",
-            "--numjobs=1",
-            "--size=256M",
-            ONE,
-            "--overwrite=1",
-        ],
-    },
-    Job {
-        name: "randread-psync-4",
-        words: &[
-            "--rw=randread",
-            "--bs=4k",
-            "--ioengine=psync",
-            "--numjobs=4",
-            "--nrfiles=8",
-            MANY,
-            "--size=200M",
-        ],
-    },
+    deep!("randread-64", "--rw=randread"),
+    deep!("read-64", "--rw=read"),
+    deep!("randwrite-64", "--rw=randwrite", "--overwrite=1"),
+    deep!("write-64", "--rw=write", "--overwrite=1"),
+    plain!("randread-psync-4", "--rw=randread"),
+    plain!("read-psync-4", "--rw=read"),
+    plain!("randwrite-psync-4", "--rw=randwrite", "--overwrite=1"),
+    plain!("write-psync-4", "--rw=write", "--overwrite=1"),
     Job {
         name: "read-1m",
         words: &["--rw=read", "--bs=1m", "--iodepth=4", "--numjobs=1", "--size=256M", ONE],

@@ -32,6 +32,7 @@ pub(super) const SUBJECTS: &[Subject] = &[
     Subject { name: "loop-buffered", way: Way::Kernel { direct: false } },
     Subject { name: "loop-direct", way: Way::Kernel { direct: true } },
     Subject { name: "ours", way: Way::Ours(&["file:{image}", "--loop"]) },
+    Subject { name: "ours-dev-fuse", way: Way::Ours(&["file:{image}", "--loop=uring=off"]) },
     Subject { name: "ours-one-thread", way: Way::Ours(&["file:{image}", "--loop", "--queues", "1"]) },
     Subject { name: "ours-direct", way: Way::Ours(&["file:{image},direct=on", "--loop"]) },
     Subject { name: "ours-ram", way: Way::Ours(&["ram:{size}", "--loop"]) },

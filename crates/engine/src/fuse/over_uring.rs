@@ -85,8 +85,9 @@ pub(super) fn enlist(host: &Host, device: &Arc<Device>, shared: &Arc<Shared>) {
     for number in 0..reactors {
         let own: Vec<u16> = (0..queues).filter(|queue| usize::from(*queue) % reactors == number).collect();
         let shared = shared.clone();
-        let attach: Attach = Box::new(move |_, fronts, turn| {
-            if let Err(error) = fronts.fuse.enlist(&shared, &own, turn) {
+        let attach: Attach = Box::new(move |lane, fronts, turn| {
+            let at_once = lane.facts.in_place || lane.facts.lends;
+            if let Err(error) = fronts.fuse.enlist(&shared, &own, at_once, turn) {
                 tracing::error!(%error, "requests of a mount could not be taken through io_uring");
             }
         });

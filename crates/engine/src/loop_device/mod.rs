@@ -109,7 +109,7 @@ impl Export for LoopExport {
 
     /// The loop driver has the file open throughout: what counts is who has the loop device.
     fn is_used(&self, _device: &Device) -> bool {
-        !loopdev::users(self.number).is_empty()
+        loopdev::is_used(self.number)
     }
 
     fn is_passed_by(&self) -> bool {
