@@ -50,7 +50,7 @@ fn the_man_page_has_every_command_and_option() {
     let page = sandbox.done(&["man"]);
     assert!(page.contains(".TH blockyard 1"), "{page}");
     for command in COMMANDS {
-        let section = page.split(&format!(".SS \"blockyard {command}")).nth(1);
+        let section = page.split(&format!(".SS \"blockyard {}", roff(command))).nth(1);
         let section = section.unwrap_or_else(|| panic!("no section for {command}"));
         let section = section.split(".SS ").next().unwrap_or_default();
         for option in options(&sandbox, command) {

@@ -68,7 +68,7 @@ fn options_that_cannot_be_say_why() {
 
 #[test]
 fn exports_that_are_not_there_yet_are_refused_by_name() {
-    for words in [&["--iscsi", "tcp:h:1,iqn=x"][..], &["--vhost-user", "p"], &["--table", "f"]] {
+    for words in [&["--iscsi", "tcp:h:1,iqn=x"][..], &["--vhost-user", "p"]] {
         let option = words[0].split('=').next().unwrap_or_default();
         assert_eq!(
             refused(&[&["serve", "ram:1M"], words].concat()),
@@ -82,14 +82,16 @@ fn exports_that_are_not_there_yet_are_refused_by_name() {
 
 #[test]
 fn what_the_parser_refuses_begins_like_every_error() {
-    for words in
-        [&["what"][..], &[], &["serve"], &["serve", "ram:1M", "--depth", "0"], &["del"], &["list", "--jsn"]]
-    {
+    for words in [&["what"][..], &[], &["serve", "ram:1M", "--depth", "0"], &["del"], &["list", "--jsn"]] {
         let said = refused(words);
         assert!(said.starts_with("blockyard: ") || words.is_empty(), "{words:?}: {said}");
         assert!(words.is_empty() || said.contains("try '--help'"), "{words:?}: {said}");
     }
     assert!(refused(&["del", "x", "--all"]).contains("cannot be used with"));
+    assert_eq!(
+        refused(&["serve"]),
+        "blockyard: serve failed: there is no stack (give one, or --table FILE)\n"
+    );
 }
 
 #[test]
@@ -115,13 +117,13 @@ fn help_lists_every_command_and_only_what_works() {
         .collect();
     assert_eq!(
         commands,
-        "serve add up check list show del recover upgrade uses resize set suspend resume stat trace replay-log losetup completions man help"
+        "serve add up check list show del recover upgrade uses resize set commit suspend resume table status message stat trace replay-log losetup dmsetup completions man help"
             .split(' ')
             .collect::<Vec<_>>()
     );
     let serve = sandbox.done(&["serve", "--help"]);
     assert_eq!(sandbox.done(&["help", "serve"]), serve);
-    for absent in ["--iscsi", "--vhost-user", "--detached", "--table"] {
+    for absent in ["--iscsi", "--vhost-user", "--detached"] {
         assert!(!serve.contains(absent), "{absent}");
     }
     for there in [

@@ -105,8 +105,8 @@ struct Rest {
 struct TableNode {
     reaches: Box<[Reach]>,
     children: Box<[NodeId]>,
-    /// By tag: where the target begins to which a request went whole.
-    moved: Box<[u64]>,
+    /// By tag: where the target begins to which a request went, and how long the request was.
+    moved: Box<[(u64, Bytes)]>,
     rests: Box<[Rest]>,
     flushes: Fan,
 }
@@ -142,9 +142,6 @@ impl TableNode {
 
     #[inline(never)]
     fn cut<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
-        if matches!(req.op, Op::Extents) {
-            return Verdict::Up(Status::NotSupported);
-        }
         if req.flags.has(Flags::NOWAIT) {
             return Verdict::Up(Status::Again);
         }
@@ -185,7 +182,7 @@ impl TableNode {
 impl<R: Ring> Node<R> for TableNode {
     fn attach(&mut self, _: NodeId, tags: usize) {
         let none = Rest { offset: Bytes::ZERO, data: Data::NONE, pieces: 0, status: Status::Ok };
-        self.moved = vec![0; tags].into();
+        self.moved = vec![(0, Bytes::ZERO); tags].into();
         self.rests = vec![none; tags].into();
         self.flushes.attach(tags);
     }
@@ -200,17 +197,20 @@ impl<R: Ring> Node<R> for TableNode {
             return Verdict::Up(Status::NotSupported);
         }
         let (reach, most) = self.at(req.offset.0);
-        if req.len.0 > most {
+        // An answer about extents may end early, and then who asks goes on from there.
+        if req.len.0 > most && req.op != Op::Extents {
             return self.cut(io, req, cx);
         }
-        self.moved[io.tag.index()] = reach.start;
+        self.moved[io.tag.index()] = (reach.start, req.len);
         req.offset = Bytes(req.offset.0 - reach.start);
+        req.len = Bytes(req.len.0.min(most));
         Verdict::Down(reach.child)
     }
 
     #[inline]
     fn end_io(&mut self, io: Cookie, req: &mut Request, status: Status, _: &mut Cx<'_, R>) -> Verdict {
-        req.offset = Bytes(req.offset.0 + self.moved[io.tag.index()]);
+        let (start, len) = self.moved[io.tag.index()];
+        (req.offset, req.len) = (Bytes(req.offset.0 + start), len);
         Verdict::Up(status)
     }
 
@@ -278,6 +278,12 @@ mod tests {
         let whole = vec![(0, 8), (0, 4), (4, 4), (8, 4), (12, 4), (0, 8)];
         assert_eq!(run(Op::Write, 0, 32), (Status::Ok, whole));
         assert_eq!(run(Op::Discard, 10, 4), (Status::Ok, vec![(2, 2), (4, 2)]));
+    }
+
+    #[test]
+    fn a_question_for_extents_is_asked_as_far_as_one_target_goes() {
+        let (status, seen) = run(Op::Extents, 6, 10);
+        assert_eq!((status, seen), (Status::Ok, vec![(6, 2)]));
     }
 
     #[test]

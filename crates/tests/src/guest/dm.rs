@@ -160,56 +160,79 @@ const MODULES: [&str; 9] = [
     "dm_mirror",
 ];
 
-/// Tables, with messages that are sent before status is asked for.
-const TABLES: &[(&str, &str, &[&str])] = &[
-    ("linear", "0 4096 linear {0} 16", &[]),
-    ("striped", "0 8192 striped 2 16 {0} 0 {1} 4096", &[]),
-    ("striped", "0 6144 striped 3 8 {0} 0 {1} 128 {2} 0", &[]),
-    ("unstriped", "0 4096 unstriped 2 16 1 {0} 0", &[]),
-    ("delay", "0 4096 delay {0} 8 5", &[]),
-    ("delay", "0 4096 delay {0} 8 5 {1} 16 6", &[]),
-    ("delay", "0 4096 delay {0} 8 5 {1} 16 6 {2} 0 7", &[]),
-    ("flakey", "0 4096 flakey {0} 0 5 2", &[]),
-    ("flakey", "0 4096 flakey {0} 0 5 2 1 drop_writes", &[]),
-    ("flakey", "0 4096 flakey {0} 0 5 2 1 error_writes", &[]),
-    ("flakey", "0 4096 flakey {0} 8 5 2 5 corrupt_bio_byte 32 r 1 0", &[]),
-    ("flakey", "0 4096 flakey {0} 8 5 2 4 random_read_corrupt 7 random_write_corrupt 8", &[]),
-    ("dust", "0 4096 dust {0} 0 512", &[]),
-    ("dust", "0 4096 dust {0} 8 4096", &["enable", "quiet", "addbadblock 7"]),
-    ("switch", "0 4096 switch 3 64 0 {0} 0 {1} 8 {2} 16", &["set_region_mappings 0:1 R1,3"]),
-    ("log-writes", "0 4096 log-writes {0} {1}", &["mark one"]),
-    ("snapshot", "0 4096 snapshot {0} {1} P 16", &[]),
-    ("snapshot", "0 4096 snapshot {0} {1} PO 32", &[]),
-    ("snapshot", "0 4096 snapshot {0} {1} N 8 1 discard_zeroes_cow", &[]),
-    ("snapshot-origin", "0 4096 snapshot-origin {0}", &[]),
-    ("mirror", "0 4096 mirror core 2 64 nosync 2 {0} 0 {1} 8", &[]),
-    ("mirror", "0 4096 mirror disk 3 {2} 64 nosync 2 {0} 0 {1} 8 1 handle_errors", &[]),
-    ("zero", "0 64 zero", &[]),
-    ("error", "0 64 error", &[]),
+/// Lines without their start, by table: kernels and guests are slow, so many stand in one. With the message that is sent
+/// before status is asked for.
+const TABLES: &[&[(&str, &str)]] = &[
+    &[
+        ("4096 linear {0} 16", ""),
+        ("4096 striped 2 16 {0} 0 {1} 4096", ""),
+        ("6144 striped 3 8 {0} 0 {1} 128 {2} 0", ""),
+        ("4096 unstriped 2 16 1 {0} 0", ""),
+        ("4096 delay {0} 8 5", ""),
+        ("4096 delay {0} 8 5 {1} 16 6", ""),
+        ("4096 delay {0} 8 5 {1} 16 6 {2} 0 7", ""),
+        ("4096 flakey {0} 0 5 2", ""),
+        ("4096 flakey {0} 0 5 2 1 drop_writes", ""),
+        ("4096 flakey {0} 0 5 2 1 error_writes", ""),
+        ("4096 flakey {0} 8 5 2 5 corrupt_bio_byte 32 r 1 0", ""),
+        ("4096 flakey {0} 8 5 2 4 random_read_corrupt 7 random_write_corrupt 8", ""),
+        ("4096 dust {0} 0 512", ""),
+        ("4096 dust {0} 8 4096", "enable"),
+        ("4096 dust {0} 8 4096", "quiet"),
+        ("4096 switch 3 64 0 {0} 0 {1} 8 {2} 16", "set_region_mappings 0:1 R1,3"),
+        ("4096 mirror core 2 64 nosync 2 {0} 0 {1} 8", ""),
+        ("4096 snapshot-origin {0}", ""),
+        ("64 zero", ""),
+        ("64 error", ""),
+    ],
+    &[
+        ("4096 log-writes {0} {1}", "mark one"),
+        ("4096 mirror disk 3 {2} 64 nosync 2 {0} 0 {0} 4096 1 handle_errors", ""),
+    ],
+    &[("4096 snapshot {0} {1} PO 32", ""), ("4096 snapshot {0} {2} N 8 1 discard_zeroes_cow", "")],
 ];
 
 fn words() -> Done {
     let loops = prepare()?;
     let mut missing = Vec::new();
-    for &(target, table, messages) in TABLES {
-        if !loops.has(target) {
-            missing.push(target);
+    for lines in TABLES {
+        let (mut table, mut told, mut start) = (String::new(), Vec::new(), 0);
+        for &(line, message) in *lines {
+            let mut words = line.split(' ');
+            let len: u64 = words.next().and_then(|len| len.parse().ok()).expect("a length");
+            let target = words.next().expect("a target");
+            if !loops.has(target) {
+                missing.push(target);
+                continue;
+            }
+            table += &format!("{start} {line}\n");
+            if !message.is_empty() {
+                told.push((start.to_string(), message));
+            }
+            start += len;
+        }
+        if table.is_empty() {
             continue;
         }
-        loops.clear(1);
+        (1..3).for_each(|number| loops.clear(number));
+        let messages = |device: &str| -> Vec<Vec<String>> {
+            let words = |(start, message): &(String, &str)| {
+                let message = message.split(' ').map(str::to_owned);
+                ["message".to_owned(), device.to_owned(), start.clone()].into_iter().chain(message).collect()
+            };
+            told.iter().map(words).collect()
+        };
         let theirs = {
-            let _kernel = Kernel::new(&loops.table(table));
-            for message in messages {
-                Kernel::say(
-                    &[&["message", "theirs", "0"][..], &message.split(' ').collect::<Vec<_>>()].concat(),
-                );
+            let _kernel = Kernel::new(&loops.table(&table));
+            for message in messages("theirs") {
+                Kernel::say(&message.iter().map(String::as_str).collect::<Vec<_>>());
             }
             [Kernel::say(&["table", "theirs"]), Kernel::say(&["status", "theirs"])]
         };
-        loops.clear(1);
-        let (server, peer) = loops.serve(table);
-        for message in messages {
-            loops.ours(&[&["message", "ours", "0"][..], &message.split(' ').collect::<Vec<_>>()].concat());
+        (1..3).for_each(|number| loops.clear(number));
+        let (server, peer) = loops.serve(&table);
+        for message in messages("ours") {
+            loops.ours(&message.iter().map(String::as_str).collect::<Vec<_>>());
         }
         assert_eq!([loops.ours(&["table", "ours"]), loops.ours(&["status", "ours"])], theirs, "{table}");
         peer.disconnect();
@@ -227,54 +250,23 @@ fn all_or_skip(missing: &[&str]) -> Done {
     Ok(())
 }
 
-/// Lines that are wrong.
+/// Lines that are wrong: two for each target, as each takes a while.
 const WRONG: &[&str] = &[
-    "0 4096 linear {0}",
     "0 4096 linear {0} x",
-    "0 4096 striped 2",
-    "0 4096 striped 0 8 {0} 0",
-    "0 4096 striped 2 0 {0} 0 {1} 0",
-    "0 4096 striped 3 8 {0} 0 {1} 0 {2} 0",
     "0 4096 striped 2 48 {0} 0 {1} 0",
-    "0 4096 striped 2 8 {0} 0",
     "0 4096 striped 2 8 {0} 0 {1} x",
     "0 4096 delay {0} 0",
-    "0 4096 delay {0} x 5",
-    "0 4096 delay {0} 0 x",
-    "0 4096 flakey {0} 0 5",
-    "0 4096 flakey {0} x 5 2",
-    "0 4096 flakey {0} 0 0 0",
-    "0 4096 flakey {0} 0 5 2 2 drop_writes",
     "0 4096 flakey {0} 0 5 2 2 drop_writes error_writes",
-    "0 4096 flakey {0} 0 5 2 4 corrupt_bio_byte 1 r 1",
-    "0 4096 flakey {0} 0 5 2 5 corrupt_bio_byte 1 x 1 0",
-    "0 4096 flakey {0} 0 5 2 1 sleep",
     "0 4096 flakey {0} 0 5 2 3 error_reads random_read_corrupt 1",
-    "0 4096 dust {0} 0",
-    "0 4096 dust {0} 0 511",
     "0 4096 dust {0} 0 1536",
-    "0 4096 dust {0} x 512",
     "0 4096 log-writes {0}",
     "0 4096 switch 2 64 0 {0} 0",
-    "0 4096 switch 1 0 0 {0} 0",
-    "0 4096 unstriped 2 16 1 {0}",
     "0 4096 unstriped 2 48 1 {0} 0",
-    "0 4096 unstriped 2 16 3 {0} 0",
-    "0 4096 snapshot {0} {1} P",
     "0 4096 snapshot {0} {0} P 16",
-    "0 4096 snapshot {0} {1} X 16",
     "0 4096 snapshot {0} {1} P 7",
-    "0 4096 snapshot {0} {1} P 16 1 sleep",
     "0 4096 snapshot-origin {0} {1}",
-    "0 4096 mirror core",
-    "0 4096 mirror core 3 64",
-    "0 4096 mirror tape 1 64 2 {0} 0 {1} 0",
-    "0 4096 mirror core 1 64 1 {0} 0",
-    "0 4096 mirror core 1 64 2 {0} 0 {1}",
-    "0 4096 mirror core 1 64 2 {0} 0 {1} x",
-    "0 4096 mirror core 1 64 2 {0} 0 {1} 0 1 sleep",
+    "0 4096 mirror core 1 63 2 {0} 0 {1} 0",
     "0 4096 mirror core 1 64 2 {0} 0 {1} 0 1 keep_log",
-    "0 64 zero 1",
 ];
 
 fn errors() -> Done {
@@ -308,21 +300,16 @@ fn errors() -> Done {
 
 /// Tables whose data must end up in the same places.
 const PLACES: &[(&str, &str)] = &[
-    ("striped", "0 8192 striped 2 16 {0} 0 {1} 4096"),
-    ("striped", "0 6144 striped 3 24 {0} 0 {1} 128 {2} 8"),
+    ("striped", "0 6120 striped 3 24 {0} 0 {1} 128 {2} 8"),
     ("unstriped", "0 4096 unstriped 2 16 1 {0} 0"),
-    ("delay", "0 4096 delay {0} 8 1 {1} 16 1"),
     ("flakey", "0 4096 flakey {0} 8 0 9 5 corrupt_bio_byte 33 w 77 0"),
-    ("flakey", "0 4096 flakey {0} 8 0 9 1 drop_writes"),
     ("switch", "0 4096 switch 3 64 0 {0} 0 {1} 8 {2} 16"),
     ("snapshot", "0 4096 snapshot {0} {1} P 16"),
     ("mirror", "0 4096 mirror core 2 64 nosync 2 {0} 0 {1} 8"),
-    ("snapshot", "0 4096 snapshot {0} {1} N 8"),
 ];
 
 /// Offsets and lengths in bytes, each within what the shortest table has.
-const WRITES: &[(u64, usize)] =
-    &[(0, 4096), (4096, 16384), (61440, 8192), (100 << 10, 512), (1 << 20, 65536), ((2 << 20) - 4096, 4096)];
+const WRITES: &[(u64, usize)] = &[(4096, 16384), (100 << 10, 512), ((2 << 20) - 4096, 4096)];
 
 fn data() -> Done {
     let loops = prepare()?;
