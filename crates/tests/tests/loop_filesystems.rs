@@ -3,7 +3,7 @@
 
 use blockyard_tests::disk::{Loop, Mount, check, missing_file_system, missing_loop, shell};
 use blockyard_tests::server::Sandbox;
-use blockyard_tests::tools::{command, missing, run};
+use blockyard_tests::tools::{command, find, missing, run, run_within, skip};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
@@ -271,6 +271,9 @@ fn soak() {
             on_every_backend(kind);
         }
         a_file_system_holds_under_stress();
+        for kind in ["ext4", "xfs", "btrfs"] {
+            fsx_on(kind, "file:image,direct=on", 20000);
+        }
         println!("round {round} held");
         if Instant::now() >= end {
             return;
@@ -341,6 +344,32 @@ fn an_image_that_is_cut_while_it_is_mounted_costs_what_was_cut() {
     mount.unmount();
     disk.server.signal(rustix::process::Signal::TERM);
     disk.server.wait();
+}
+
+/// fsx: reads, writes, maps, cuts and punches one file at random, and compares it with what it should hold.
+fn fsx_on(kind: &str, stack: &str, operations: u32) {
+    let Some(fsx) = find("fsx") else { return skip("there is no fsx here (./x soak loop builds it)") };
+    if missing_loop() || missing_file_system(kind) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    sandbox.image("image", SIZE);
+    let mut disk = Loop::serve(&sandbox, "disk", stack, &[]);
+    disk.format(kind);
+    let mount = disk.mount(kind);
+    let mut exercise = Command::new(&fsx);
+    exercise.args(["-q", "-N", &operations.to_string(), "-S", "7", "-P"]).arg(sandbox.path(""));
+    run_within(exercise.arg(mount.path().join("file")), Duration::from_secs(120)).ok();
+    mount.unmount();
+    disk.check(kind);
+    disk.server.terminate();
+}
+
+#[test]
+fn fsx_finds_its_file_as_it_left_it() {
+    for kind in ["ext4", "xfs", "btrfs"] {
+        fsx_on(kind, "file:image", 1500);
+    }
 }
 
 #[test]
