@@ -191,7 +191,7 @@ fn a_layer_is_known_and_has_limits() {
         "cow,file=o,chunk=64K",
         "cow,file=o,chunk=5000,create",
         "cow,file=o,size=1000,create",
-        "delay,read=5ms",
+        "sleep,read=5ms",
         "split,",
         "split,max_sectors",
         "split,=4",

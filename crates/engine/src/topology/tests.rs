@@ -61,7 +61,7 @@ fn every_problem_is_reported_with_its_line_and_key() {
 [device.a]
 stack = "tape:x"
 depth = 0
-layers = ["split,max_sectors=255", "delay,read=5ms"]
+layers = ["split,max_sectors=255", "sleep,read=5ms"]
 [device."b c"]
 stack = 7
 [device.d]
@@ -74,7 +74,7 @@ tls = "require"
         "/etc/yard/t.toml:1:polll: there is no such key (there is device, export, poll, queues, ring)",
         "/etc/yard/t.toml:3:device.a.stack: there is no backend \"tape\"",
         "/etc/yard/t.toml:4:device.a.depth: this is not a number from 1 to 4096",
-        "/etc/yard/t.toml:5:device.a.layers[1]: there is no layer \"delay\" in this build",
+        "/etc/yard/t.toml:5:device.a.layers[1]: there is no layer \"sleep\" in this build",
         "/etc/yard/t.toml:6:device.b c: \"b c\" is not a device name",
         "/etc/yard/t.toml:7:device.b c.stack: this is integer, not a string",
         "/etc/yard/t.toml:8:device.d: it has no stack (write stack = \"file:disk.img\")",
