@@ -522,14 +522,29 @@ pub(crate) struct DmsetupArgs {
 }
 
 #[derive(Args, Debug)]
-#[command(override_usage = "blockyard stat [-x] [--json] [NAME] [INTERVAL [COUNT]]")]
+#[command(override_usage = "blockyard stat [-x] [-q] [-l|-p] [--json | -o JSON] [NAME] [INTERVAL [COUNT]]")]
 #[command(after_help = "\
 The first report covers the time since a device was added, each one after it the interval before. With
---json, each report is one line.")]
+--json, each report is one line; with -o JSON, all of them are iostat's one document.
+
+A layer's await is the time that a request spent in it and below, so what a layer adds is its own less that of
+the next. Time is looked at once a turn of a queue's thread: what a layer waits for shows, what it computes not.")]
 pub(crate) struct StatArgs {
     /// Extended statistics
     #[arg(short = 'x')]
     pub(crate) extended: bool,
+    /// Each hardware queue, too: NAME.0, NAME.1, ...
+    #[arg(short = 'q', long)]
+    pub(crate) queues: bool,
+    /// What each layer of the stack did
+    #[arg(short = 'l', long)]
+    pub(crate) layers: bool,
+    /// What each path did: the backends that stand below
+    #[arg(short = 'p', long, conflicts_with = "layers")]
+    pub(crate) paths: bool,
+    /// Like iostat's option: JSON
+    #[arg(short = 'o', value_name = "JSON", value_parser = ["JSON"], conflicts_with = "json")]
+    pub(crate) format: Option<String>,
     /// One device (else all), seconds between reports (else one report), and how many reports (else
     /// until interrupted)
     #[arg(value_names = ["NAME", "INTERVAL", "COUNT"], num_args = 0..=3)]

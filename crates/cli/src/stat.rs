@@ -1,5 +1,6 @@
 //! `stat`: iostat's reports over our devices, from their control sockets.
 
+mod layers;
 mod report;
 
 use crate::args::StatArgs;
@@ -7,7 +8,9 @@ use crate::failure::{Failure, print};
 use crate::listing::{block_on, client_of, devices, run_dir};
 use engine::control::{ClientError, ControlClient, ControlError, DeviceStats};
 use engine::rundir::RunDir;
-use report::{Rates, json_report, text_report};
+use layers::Shown;
+use report::{Rates, disks, text_report};
+use serde_json::json;
 use std::collections::HashMap;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -76,19 +79,72 @@ async fn report(
             None => all_stats(run).await,
         };
         let now = now.map_err(|why| Failure::new("stat", name, why))?;
-        let rates: Vec<Rates> = now.iter().map(|stats| Rates::new(before.get(&stats.name), stats)).collect();
-        let text = if args.output.json {
-            json_report(&rates, args.extended)
-        } else {
-            text_report(&rates, args.extended)
-        };
-        if !print(&text) {
+        if !print(&one_report(args, &before, &now, reports == 0)) {
             break;
         }
         before = now.into_iter().map(|stats| (stats.name.clone(), stats)).collect();
         reports += 1;
     }
+    if args.format.is_some() {
+        print(DOCUMENT_END);
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What comes after the reports of iostat's document.
+const DOCUMENT_END: &str = "]}]}}\n";
+
+/// One report of what happened since the last.
+fn one_report(
+    args: &StatArgs,
+    before: &HashMap<String, DeviceStats>,
+    now: &[DeviceStats],
+    first: bool,
+) -> String {
+    let mut rates = Vec::new();
+    let mut nodes = Vec::new();
+    let shown = if args.paths { Shown::Paths } else { Shown::Layers };
+    for stats in now {
+        let before = before.get(&stats.name);
+        rates.push(Rates::new(before, stats));
+        if args.queues {
+            rates.extend(Rates::of_queues(before, stats));
+        }
+        if args.layers || args.paths {
+            nodes.extend(layers::rows(before, stats, shown));
+        }
+    }
+    if !args.output.json && args.format.is_none() {
+        let mut text = text_report(&rates, args.extended);
+        if args.layers || args.paths {
+            text += &layers::text(&nodes);
+        }
+        return text;
+    }
+    let mut report = json!({ "disk": disks(&rates, args.extended) });
+    if args.layers || args.paths {
+        report["layer"] = layers::json(&nodes);
+    }
+    match (args.format.is_some(), first) {
+        (false, _) => format!("{report}\n"),
+        (true, true) => format!("{}{report}", document_start()),
+        (true, false) => format!(",{report}"),
+    }
+}
+
+/// iostat's document up to its reports.
+fn document_start() -> String {
+    let system = rustix::system::uname();
+    let text = |part: &std::ffi::CStr| part.to_string_lossy().into_owned();
+    let facts = json!({
+        "nodename": text(system.nodename()),
+        "sysname": text(system.sysname()),
+        "release": text(system.release()),
+        "machine": text(system.machine()),
+        "number-of-cpus": std::thread::available_parallelism().map_or(1, usize::from),
+    });
+    let facts = facts.to_string();
+    format!("{{\"sysstat\":{{\"hosts\":[{},\"statistics\":[", facts.trim_end_matches('}'))
 }
 
 async fn all_stats(run: &RunDir) -> Result<Vec<DeviceStats>, ClientError> {

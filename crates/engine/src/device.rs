@@ -376,6 +376,11 @@ impl Device {
         self.trace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Its nodes by number: how far down each is, from 0, and its name.
+    pub(crate) fn nodes(&self) -> Vec<(u8, &'static str)> {
+        self.form().tree.names()
+    }
+
     /// What its nodes are to a trace.
     pub(crate) fn places(&self) -> Vec<trace::Place> {
         self.form().tree.places()

@@ -36,7 +36,7 @@ impl Yard for Host {
             Some(first) => first.add(&device.past()),
             None => queues.push(device.past()),
         }
-        Some(Counted { uptime: device.uptime(), queues })
+        Some(Counted { uptime: device.uptime(), queues, nodes: device.nodes() })
     }
 
     fn change<'a>(&'a self, name: &'a str, change: Change) -> BoxFuture<'a, Result<(), ControlError>> {

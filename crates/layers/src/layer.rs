@@ -8,6 +8,11 @@ use queue::{Node, NodeId, Ring};
 ///
 /// A layer has one child or several; it is always given their facts and their numbers in the same order.
 pub trait Layer<R: Ring>: Send + Sync {
+    /// Its name in listings.
+    fn name(&self) -> &'static str {
+        "layer"
+    }
+
     /// What the whole is, given what each child is.
     ///
     /// # Errors

@@ -22,6 +22,10 @@ impl WindowLayer {
 }
 
 impl<R: Ring> Layer<R> for WindowLayer {
+    fn name(&self) -> &'static str {
+        "part"
+    }
+
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
         let below = &below[0];
         let mut limits = stacked(&below.limits, self.start.sectors());

@@ -16,7 +16,7 @@ pub const BUCKETS: usize = ((TOP_BIT - SUB_BITS) as usize + 1) << SUB_BITS;
 #[inline]
 pub(crate) fn bucket_of(value: u64) -> usize {
     let value = value.min((1 << TOP_BIT) - 1);
-    let shift = (value | ((1 << SUB_BITS) - 1)).ilog2().saturating_sub(SUB_BITS - 1).saturating_sub(1);
+    let shift = (value | ((2 << SUB_BITS) - 1)).ilog2() - SUB_BITS;
     ((shift as usize) << SUB_BITS) + (value >> shift) as usize
 }
 

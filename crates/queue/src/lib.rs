@@ -29,5 +29,5 @@ pub use rounds::Rounds;
 pub use seam::{FileId, FileOp, IoId, Nanos, Patience, QueueId, Ring, RingFull};
 pub use segments::Segments;
 pub use sockets::{Chunk, NodeEvent, ReceiveEnd, SocketEvent, SocketId, SocketOwner, Sockets};
-pub use stats::{OpCounts, QueueStats, Snapshot};
+pub use stats::{NodeCounts, OpCounts, QueueStats, SIZES, Snapshot};
 pub use verdict::{DEPTH_MAX, Done, Owner, Queue, QueueConfig, Stack, StackError};

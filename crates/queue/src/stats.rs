@@ -6,18 +6,60 @@ use crate::histogram::{Counts, Histogram};
 use block::Op;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-#[derive(Default, Debug)]
+#[derive(Debug)]
 struct OpStats {
-    ios: AtomicU64,
     bytes: AtomicU64,
     ticks_ns: AtomicU64,
     latency: Histogram,
+    /// By the highest bit of their length, from that of a sector on.
+    sizes: [AtomicU64; SIZES],
+}
+
+impl Default for OpStats {
+    fn default() -> Self {
+        OpStats {
+            bytes: AtomicU64::new(0),
+            ticks_ns: AtomicU64::new(0),
+            latency: Histogram::default(),
+            sizes: [const { AtomicU64::new(0) }; SIZES],
+        }
+    }
+}
+
+/// How many sizes are told apart: up to 512 bytes, up to 1 KiB, up to 2 KiB and so on.
+pub const SIZES: usize = 56;
+
+/// The place of a length among them.
+#[inline]
+fn size_of_len(len: u64) -> usize {
+    // 512 and below: 0; 513 to 1024: 1.
+    ((len.saturating_sub(1) | 511) >> 8).ilog2() as usize
+}
+
+/// How many nodes of a stack are counted each by itself.
+pub(crate) const NODES: usize = 32;
+
+/// The counters of a node.
+#[derive(Default, Debug)]
+pub(crate) struct NodeStats {
+    ios: AtomicU64,
+    ticks_ns: AtomicU64,
+    inside: AtomicU64,
+}
+
+impl NodeStats {
+    pub(crate) fn store(&self, (ios, ticks_ns, inside): (u64, u64, u64)) {
+        self.ios.store(ios, Relaxed);
+        self.ticks_ns.store(ticks_ns, Relaxed);
+        self.inside.store(inside, Relaxed);
+    }
 }
 
 /// The counters of one hardware queue.
 #[derive(Default, Debug)]
 pub struct QueueStats {
     ops: [OpStats; Op::COUNT],
+    nodes: [NodeStats; NODES],
     errors: AtomicU64,
     in_flight: AtomicU64,
     busy_ns: AtomicU64,
@@ -44,14 +86,19 @@ impl QueueStats {
         for end in ended {
             let op = &self.ops[end.op as usize];
             let latency = now.since(end.start);
-            bump(&op.ios, 1);
             bump(&op.bytes, end.len);
+            bump(&op.sizes[size_of_len(end.len)], 1);
             bump(&op.ticks_ns, latency);
             op.latency.count(latency);
             if end.failed {
                 bump(&self.errors, 1);
             }
         }
+    }
+
+    /// By node number.
+    pub(crate) fn nodes(&self) -> &[NodeStats] {
+        &self.nodes
     }
 
     /// `in_flight` requests now; called at most once a turn and when the queue stops being empty.
@@ -74,10 +121,19 @@ impl QueueStats {
     pub fn snapshot(&self, now: Nanos) -> Snapshot {
         let mut snapshot = Snapshot::default();
         for (into, op) in snapshot.ops.iter_mut().zip(&self.ops) {
-            into.ios = op.ios.load(Relaxed);
             into.bytes = op.bytes.load(Relaxed);
             into.ticks_ns = op.ticks_ns.load(Relaxed);
             op.latency.add_to(&mut into.latency);
+            for (sum, count) in into.sizes.iter_mut().zip(&op.sizes) {
+                *sum = count.load(Relaxed);
+            }
+            // Each has a size.
+            into.ios = into.sizes.iter().sum();
+        }
+        for (into, node) in snapshot.nodes.iter_mut().zip(&self.nodes) {
+            into.ios = node.ios.load(Relaxed);
+            into.ticks_ns = node.ticks_ns.load(Relaxed);
+            into.in_flight = node.inside.load(Relaxed);
         }
         snapshot.errors = self.errors.load(Relaxed);
         snapshot.in_flight = self.in_flight.load(Relaxed);
@@ -89,7 +145,7 @@ impl QueueStats {
 }
 
 /// What was counted for one operation.
-#[derive(Clone, Default, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OpCounts {
     /// Requests ended, with an error or without.
     pub ios: u64,
@@ -101,6 +157,25 @@ pub struct OpCounts {
     pub ticks_ns: u64,
     /// Their latencies, in nanoseconds.
     pub latency: Counts,
+    /// How many were how long: see [`SIZES`].
+    pub sizes: [u64; SIZES],
+}
+
+impl Default for OpCounts {
+    fn default() -> Self {
+        OpCounts { ios: 0, merges: 0, bytes: 0, ticks_ns: 0, latency: Counts::default(), sizes: [0; SIZES] }
+    }
+}
+
+/// What a node of the stack has counted.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct NodeCounts {
+    /// Requests that it is done with; what it tried again counts again below it.
+    pub ios: u64,
+    /// The time that requests spent in it and below, to the last turn.
+    pub ticks_ns: u64,
+    /// Those that were there then.
+    pub in_flight: u64,
 }
 
 /// What a device, or one of its queues, has counted up to some moment.
@@ -108,6 +183,8 @@ pub struct OpCounts {
 pub struct Snapshot {
     /// By [`Op`] number.
     pub ops: [OpCounts; Op::COUNT],
+    /// By node number.
+    pub nodes: [NodeCounts; NODES],
     /// Requests that ended with an error.
     pub errors: u64,
     /// Requests under way.
@@ -138,6 +215,14 @@ impl Snapshot {
             sum.bytes += op.bytes;
             sum.ticks_ns += op.ticks_ns;
             sum.latency.add(&op.latency);
+            for (sum, count) in sum.sizes.iter_mut().zip(op.sizes) {
+                *sum += count;
+            }
+        }
+        for (sum, node) in self.nodes.iter_mut().zip(&other.nodes) {
+            sum.ios += node.ios;
+            sum.ticks_ns += node.ticks_ns;
+            sum.in_flight += node.in_flight;
         }
         self.errors += other.errors;
         self.in_flight += other.in_flight;
@@ -201,6 +286,18 @@ mod tests {
         stats.in_flight(0, Nanos(12 * ms));
         let fields = stats.snapshot(Nanos(99 * ms)).fields();
         assert_eq!(fields, [1, 0, 8, 2, 2, 0, 3, 1, 0, 2, 14, 1, 0, 2048, 4, 1, 7]);
+    }
+
+    #[test]
+    fn sizes_are_told_apart_by_powers_of_two() {
+        for (len, place) in
+            [(0, 0), (1, 0), (512, 0), (513, 1), (1024, 1), (4096, 3), (1 << 30, 21), (u64::MAX, 55)]
+        {
+            assert_eq!(size_of_len(len), place, "{len}");
+        }
+        let stats = QueueStats::default();
+        stats.count(&[ended(Op::Read, 4096, 0), ended(Op::Read, 4096, 0)], Nanos(1));
+        assert_eq!(stats.snapshot(Nanos(1)).ops[0].sizes[3], 2);
     }
 
     #[test]

@@ -150,16 +150,56 @@ impl Slot {
         path: [NodeId::TOP; DEPTH_MAX],
         depth: 0,
         state: State::Free,
-        counted: false,
+        counted: true,
         replaced: false,
         expired: 0,
     };
 }
 
+/// A node in its place, and what it has to do with. Time passes between turns only, so what a request does within one
+/// carry takes none: times are looked at when one comes to rest, and when it goes on.
+struct Seat<R: Ring> {
+    node: Box<dyn Node<R>>,
+    leaf: bool,
+    /// Requests that came to it and stayed.
+    entered: u64,
+    /// Of those, such as rest here or below.
+    resting: u64,
+    /// The times when requests went on, all added up, less those when they came to rest: how long they rested, but for
+    /// those that do, which lack the time when they will go on. Wraps.
+    rested_ns: u64,
+}
+
+impl<R: Ring> Seat<R> {
+    fn counts(&self, now: Nanos) -> (u64, u64, u64) {
+        let ticks_ns = self.rested_ns.wrapping_add(self.resting.wrapping_mul(now.0));
+        (self.entered - self.resting, ticks_ns, self.resting)
+    }
+}
+
+/// A request rests in these nodes from now on.
+#[inline]
+fn rest<R: Ring>(seats: &mut [Seat<R>], path: &[NodeId], now: Nanos) {
+    for node in path {
+        let seat = &mut seats[node.index()];
+        seat.resting += 1;
+        seat.rested_ns = seat.rested_ns.wrapping_sub(now.0);
+    }
+}
+
+/// It goes on.
+#[inline]
+fn go_on<R: Ring>(seats: &mut [Seat<R>], path: &[NodeId], now: Nanos) {
+    for node in path {
+        let seat = &mut seats[node.index()];
+        seat.resting -= 1;
+        seat.rested_ns = seat.rested_ns.wrapping_add(now.0);
+    }
+}
+
 /// A stack's nodes, attached, and what a queue needs for them.
 struct Built<R: Ring> {
-    nodes: Box<[Box<dyn Node<R>>]>,
-    leaf: Box<[bool]>,
+    seats: Box<[Seat<R>]>,
     /// Child tags of each node.
     spare: Box<[Vec<Tag>]>,
     /// Tags in all: the front-end's, then those of children.
@@ -177,25 +217,23 @@ impl<R: Ring> Built<R> {
             return Err(StackError::Tags(tags));
         }
         let mut next_child = depth;
-        let (mut nodes, mut spare, mut leaf) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut seats, mut spare) = (Vec::new(), Vec::new());
         for (number, (mut node, children, is_leaf)) in stack.nodes.into_iter().enumerate() {
             node.attach(NodeId(number as u8), tags);
-            nodes.push(node);
-            leaf.push(is_leaf);
+            seats.push(Seat { node, leaf: is_leaf, entered: 0, resting: 0, rested_ns: 0 });
             // Wraps at most where nothing is left to number.
             let end = next_child.wrapping_add(children);
             spare.push((0..children).rev().map(|child| Tag(next_child + child)).collect());
             next_child = end;
         }
-        Ok(Built { nodes: nodes.into(), leaf: leaf.into(), spare: spare.into(), tags })
+        Ok(Built { seats: seats.into(), spare: spare.into(), tags })
     }
 }
 
 /// One hardware queue.
 pub struct Queue<R: Ring> {
     slots: Box<[Slot]>,
-    nodes: Box<[Box<dyn Node<R>>]>,
-    leaf: Box<[bool]>,
+    seats: Box<[Seat<R>]>,
     common: Common,
     free: Vec<Tag>,
     parked: VecDeque<Tag>,
@@ -205,6 +243,8 @@ pub struct Queue<R: Ring> {
     ended: Vec<Ended>,
     in_flight: usize,
     frozen: bool,
+    /// Somebody listens.
+    watched: bool,
     depth: u16,
     /// So many of the first tags are named by the front-end, and never free.
     named: u16,
@@ -219,11 +259,10 @@ impl<R: Ring> Queue<R> {
     /// # Errors
     /// [`StackError`] when the numbers do not fit.
     pub fn new(config: QueueConfig, stack: Stack<R>) -> Result<Self, StackError> {
-        let Built { nodes, leaf, spare, tags } = Built::new(stack, config.depth)?;
+        let Built { seats, spare, tags } = Built::new(stack, config.depth)?;
         Ok(Queue {
             slots: vec![Slot::FREE; tags].into(),
-            nodes,
-            leaf,
+            seats,
             common: Common {
                 queue: config.id,
                 segments: vec![Segment::EMPTY; tags * usize::from(config.segments_per_tag)].into(),
@@ -239,6 +278,7 @@ impl<R: Ring> Queue<R> {
             ended: Vec::with_capacity(tags),
             in_flight: 0,
             frozen: false,
+            watched: false,
             depth: config.depth,
             named: 0,
             segments_per_tag: config.segments_per_tag,
@@ -264,6 +304,7 @@ impl<R: Ring> Queue<R> {
 
     /// Let someone listen to the life of requests, or nobody.
     pub fn set_probe(&mut self, probe: Option<Box<dyn Probe>>) {
+        self.watched = probe.is_some();
         self.common.probe = probe;
     }
 
@@ -332,17 +373,28 @@ impl<R: Ring> Queue<R> {
         slot.req = req;
         slot.owner = owner;
         slot.start = ring.now();
-        slot.parent = None;
-        slot.counted = true;
-        slot.replaced = false;
+        // It counts and has no parent: its tag is never a child's.
         slot.expired = 0;
         slot.state = State::Moving;
         if self.in_flight == 0 {
             self.stats.in_flight(1, slot.start);
         }
         self.in_flight += 1;
+        if self.watched | self.frozen {
+            return self.submit_unusual(tag, ring);
+        }
+        self.carry_probed::<false>(tag, Verdict::Down(NodeId::TOP), ring);
+        if !self.common.spawned.is_empty() {
+            self.start_children(ring);
+        }
+    }
+
+    /// The same where somebody listens, or while requests are held back.
+    #[cold]
+    fn submit_unusual(&mut self, tag: Tag, ring: &mut R) {
+        let slot = &mut self.slots[tag.index()];
         if let Some(probe) = &mut self.common.probe {
-            probe.point(ring.now(), Point::new(tag, NodeId::TOP, 0, &req, Event::Queued));
+            probe.point(ring.now(), Point::new(tag, NodeId::TOP, 0, &slot.req, Event::Queued));
         }
         if self.frozen {
             slot.state = State::Parked;
@@ -364,9 +416,10 @@ impl<R: Ring> Queue<R> {
             return self.alarm(cookie, ring);
         }
         slot.state = State::Moving;
+        go_on(&mut self.seats, &slot.path[..usize::from(slot.depth)], ring.now());
         let holder = slot.path[usize::from(slot.depth) - 1];
         let mut cx = Cx { common: &mut self.common, node: holder, ring };
-        let verdict = self.nodes[holder.index()].reap(cookie, &mut slot.req, result, &mut cx);
+        let verdict = self.seats[holder.index()].node.reap(cookie, &mut slot.req, result, &mut cx);
         self.advance(cookie.tag, verdict, ring);
     }
 
@@ -377,6 +430,7 @@ impl<R: Ring> Queue<R> {
             let slot = &mut self.slots[tag.index()];
             slot.depth -= 1;
             slot.state = State::Moving;
+            go_on(&mut self.seats, &slot.path[..usize::from(slot.depth)], ring.now());
             let node = slot.path[usize::from(slot.depth)];
             self.advance(tag, Verdict::Down(node), ring);
         }
@@ -413,6 +467,9 @@ impl<R: Ring> Queue<R> {
             self.ended.clear();
         }
         self.stats.in_flight(self.in_flight, now);
+        for (seat, counts) in self.seats.iter().zip(self.stats.nodes()) {
+            counts.store(seat.counts(now));
+        }
     }
 
     /// Hold back requests from now on. What is under way goes on: see [`is_drained`](Queue::is_drained).
@@ -435,12 +492,13 @@ impl<R: Ring> Queue<R> {
     /// When the queue is not frozen and drained: a node would lose what it holds.
     pub fn replace(&mut self, stack: Stack<R>) -> Result<Stack<R>, StackError> {
         assert!(self.frozen && self.is_drained(), "a stack is replaced only while nothing moves in it");
-        let Built { nodes, leaf, spare, tags } = Built::new(stack, self.depth)?;
+        let Built { seats, spare, tags } = Built::new(stack, self.depth)?;
         let children = |spare: &[Vec<Tag>]| spare.iter().map(|tags| tags.len() as u16).collect::<Vec<_>>();
         let counts = children(&std::mem::replace(&mut self.common.spare, spare));
-        let nodes = std::mem::replace(&mut self.nodes, nodes);
-        let leaf = std::mem::replace(&mut self.leaf, leaf);
-        let old = nodes.into_iter().zip(counts).zip(leaf).map(|((node, count), leaf)| (node, count, leaf));
+        let seats = std::mem::replace(&mut self.seats, seats);
+        // What was counted was of other nodes, also where their numbers are the same.
+        self.stats.nodes().iter().for_each(|counts| counts.store((0, 0, 0)));
+        let old = seats.into_iter().zip(counts).map(|(seat, count)| (seat.node, count, seat.leaf));
         let old = Stack { nodes: old.collect() };
         if tags != self.slots.len() {
             // Those of the front-end keep their places; those of children are all free.
@@ -486,7 +544,7 @@ impl<R: Ring> Queue<R> {
             let holder = slot.path[usize::from(slot.depth) - 1];
             let cookie = Cookie { tag: Tag(index as u16), generation: slot.generation };
             let mut cx = Cx { common: &mut self.common, node: holder, ring };
-            self.nodes[holder.index()].cancel(cookie, &mut cx);
+            self.seats[holder.index()].node.cancel(cookie, &mut cx);
         }
         count
     }
@@ -521,7 +579,7 @@ impl<R: Ring> Queue<R> {
 
     #[inline]
     fn carry(&mut self, tag: Tag, verdict: Verdict, ring: &mut R) {
-        if self.common.probe.is_none() {
+        if !self.watched {
             self.carry_probed::<false>(tag, verdict, ring);
         } else {
             self.carry_probed::<true>(tag, verdict, ring);
@@ -540,6 +598,8 @@ impl<R: Ring> Queue<R> {
                     slot.depth += 1;
                     // Where it goes now it counts itself, unless it is cut again there.
                     slot.replaced = false;
+                    let seat = &mut self.seats[node.index()];
+                    seat.entered += 1;
                     if hops_left == 0 {
                         Verdict::Busy
                     } else {
@@ -549,25 +609,27 @@ impl<R: Ring> Queue<R> {
                         let io = Cookie { tag, generation: slot.generation };
                         cx.node = node;
                         if PROBED {
-                            let leaf = self.leaf[node.index()];
-                            let event = if leaf { Event::Issued } else { Event::Entered };
+                            let event = if seat.leaf { Event::Issued } else { Event::Entered };
                             cx.probe_at(tag, slot.depth, &slot.req, event);
                         }
-                        self.nodes[node.index()].submit(io, &mut slot.req, &mut cx)
+                        seat.node.submit(io, &mut slot.req, &mut cx)
                     }
                 }
                 Verdict::Up(status) => {
                     slot.depth -= 1;
                     if PROBED {
                         cx.node = slot.path[usize::from(slot.depth)];
-                        let leaf = self.leaf[cx.node.index()];
-                        let event = if leaf { Event::Completed { status } } else { Event::Left { status } };
+                        let event = if self.seats[cx.node.index()].leaf {
+                            Event::Completed { status }
+                        } else {
+                            Event::Left { status }
+                        };
                         cx.probe_at(tag, slot.depth + 1, &slot.req, event);
                     }
                     if slot.depth > 0 {
                         cx.node = slot.path[usize::from(slot.depth) - 1];
                         let io = Cookie { tag, generation: slot.generation };
-                        self.nodes[cx.node.index()].end_io(io, &mut slot.req, status, &mut cx)
+                        self.seats[cx.node.index()].node.end_io(io, &mut slot.req, status, &mut cx)
                     } else {
                         if self.ended.len() == self.ended.capacity() {
                             // More ended in one turn than there are tags: pieces of requests that are cut.
@@ -589,18 +651,29 @@ impl<R: Ring> Queue<R> {
                         let child = slot.req;
                         slot = &mut self.slots[parent.tag.index()];
                         cx.node = slot.take_child_end(parent);
+                        go_on(&mut self.seats, &slot.path[..usize::from(slot.depth)], cx.now());
                         cx.common.spare[cx.node.index()].push(tag);
                         tag = parent.tag;
-                        self.nodes[cx.node.index()].child_end(parent, &mut slot.req, &child, status, &mut cx)
+                        self.seats[cx.node.index()].node.child_end(
+                            parent,
+                            &mut slot.req,
+                            &child,
+                            status,
+                            &mut cx,
+                        )
                     }
                 }
                 Verdict::Held => {
                     slot.state = State::Held;
+                    rest(&mut self.seats, &slot.path[..usize::from(slot.depth)], cx.now());
                     return;
                 }
                 Verdict::Busy => {
                     slot.state = State::Parked;
                     cx.node = slot.path[usize::from(slot.depth) - 1];
+                    // While it is parked it is not there: it will come again.
+                    self.seats[cx.node.index()].entered -= 1;
+                    rest(&mut self.seats, &slot.path[..usize::from(slot.depth) - 1], cx.now());
                     cx.probe_at(tag, slot.depth, &slot.req, Event::Requeued);
                     return self.parked.push_back(tag);
                 }

@@ -1,7 +1,7 @@
 //! iostat's arithmetic and iostat's columns (sysstat 12): plain, extended, JSON.
 
 use engine::control::{DeviceStats, OpStats};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use std::fmt::Write;
 
 /// What happened to one kind of request between two looks.
@@ -61,6 +61,18 @@ fn ratio(value: f64, by: f64) -> f64 {
     if by > 0.0 { value / by } else { 0.0 }
 }
 
+/// The writes of the kernel's statistics: what it counts so, the operations of zones included.
+const WRITES: [&str; 8] = [
+    "write",
+    "write-zeroes",
+    "zone-append",
+    "zone-reset",
+    "zone-reset-all",
+    "zone-open",
+    "zone-close",
+    "zone-finish",
+];
+
 /// What a device did between two looks.
 pub(super) struct Rates {
     name: String,
@@ -86,12 +98,38 @@ impl Rates {
             name: now.name.clone(),
             seconds: now.uptime_ns.saturating_sub(earlier(|stats| stats.uptime_ns)) as f64 / 1e9,
             read: kind(&["read"]),
-            // The kernel counts write zeroes as writes.
-            write: kind(&["write", "write-zeroes"]),
+            write: kind(&WRITES),
             discard: kind(&["discard"]),
             flush: kind(&["flush"]),
             busy_ns: now.busy_ns.saturating_sub(earlier(|stats| stats.busy_ns)),
         }
+    }
+
+    /// The same of its hardware queues, from the kernel's fields: times are whole milliseconds. A queue of which there
+    /// was none before has counted since it came.
+    pub(super) fn of_queues(before: Option<&DeviceStats>, now: &DeviceStats) -> Vec<Rates> {
+        let before = before.filter(|before| before.uptime_ns < now.uptime_ns);
+        let seconds = Rates::new(before, now).seconds;
+        let of_queue = |(number, fields): (usize, &[u64; 17])| {
+            let earlier = before.and_then(|before| before.queues.get(number)).copied().unwrap_or_default();
+            let since = |at: usize| fields[at].saturating_sub(earlier[at]);
+            let kind = |at: usize| Kind {
+                ios: since(at),
+                merges: since(at + 1),
+                bytes: since(at + 2) << 9,
+                ticks_ns: since(at + 3) * 1_000_000,
+            };
+            Rates {
+                name: format!("{}.{number}", now.name),
+                seconds,
+                read: kind(0),
+                write: kind(4),
+                discard: kind(11),
+                flush: Kind { ios: since(15), ticks_ns: since(16) * 1_000_000, ..Kind::default() },
+                busy_ns: since(9) * 1_000_000,
+            }
+        };
+        now.queues.iter().enumerate().map(of_queue).collect()
     }
 
     fn per_second(&self, value: f64) -> f64 {
@@ -217,10 +255,9 @@ pub(super) fn text_report(rates: &[Rates], extended: bool) -> String {
     text
 }
 
-/// One report as one line of JSON, with the keys of `iostat -o JSON`.
-pub(super) fn json_report(rates: &[Rates], extended: bool) -> String {
-    let disks: Vec<Value> = rates.iter().map(|rates| Value::Object(json_disk(rates, extended))).collect();
-    format!("{}\n", json!({ "disk": disks }))
+/// One report's disks, with the keys of `iostat -o JSON`.
+pub(super) fn disks(rates: &[Rates], extended: bool) -> Value {
+    rates.iter().map(|rates| Value::Object(json_disk(rates, extended))).collect()
 }
 
 fn json_disk(rates: &Rates, extended: bool) -> Map<String, Value> {
@@ -264,6 +301,7 @@ mod tests {
             ]
             .into(),
             queues: Vec::new(),
+            layers: Vec::new(),
         }
     }
 
@@ -311,11 +349,21 @@ disk            50.00    200.00     0.00   0.00    0.50     4.00   10.00     10.
     #[test]
     fn json_has_iostats_keys() {
         let now = stats(2, (200, 819_200, 0), (0, 0, 0));
-        let plain: Value = serde_json::from_str(&json_report(&[Rates::new(None, &now)], false)).unwrap();
-        assert_eq!(plain["disk"][0]["tps"], 105.0);
-        assert_eq!(plain["disk"][0]["kB_read"], 800);
-        let extended: Value = serde_json::from_str(&json_report(&[Rates::new(None, &now)], true)).unwrap();
-        assert_eq!(extended["disk"][0]["util"], 25.0);
-        assert_eq!(extended["disk"][0]["rareq-sz"], 4.0);
+        let plain = disks(&[Rates::new(None, &now)], false);
+        assert_eq!((&plain[0]["tps"], &plain[0]["kB_read"]), (&105.0.into(), &800.into()));
+        let extended = disks(&[Rates::new(None, &now)], true);
+        assert_eq!((&extended[0]["util"], &extended[0]["rareq-sz"]), (&25.0.into(), &4.0.into()));
+    }
+
+    #[test]
+    fn queues_are_rows_of_their_own() {
+        let mut now = stats(2, (0, 0, 0), (0, 0, 0));
+        now.queues = vec![[0; 17], [200, 0, 1600, 100, 0, 0, 0, 0, 0, 500, 100, 0, 0, 0, 0, 0, 0]];
+        let rows = Rates::of_queues(None, &now);
+        assert_eq!(
+            (rows[1].name.as_str(), rows[1].extended()[0], rows[1].extended()[4]),
+            ("disk.1", 100.0, 0.5)
+        );
+        assert_eq!(rows[1].extended()[21], 25.0);
     }
 }

@@ -1,5 +1,6 @@
 //! The same facts for Prometheus, in the OpenMetrics text format, gathered when asked for.
 
+use super::stats::sizes;
 use super::{Counted, DeviceInfo, Yard};
 use block::Op;
 use prometheus_client::collector::Collector;
@@ -8,7 +9,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
-use queue::{OpCounts, Snapshot};
+use queue::{NodeCounts, OpCounts, Snapshot};
 use std::fmt;
 use std::sync::Arc;
 
@@ -17,6 +18,9 @@ pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0
 /// Latency buckets end at powers of two from 2^10 ns (1 µs) to 2^34 ns (17 s), which are also ends of the
 /// finer buckets that queues count in.
 const BUCKET_BITS: std::ops::RangeInclusive<u32> = 10..=34;
+
+/// Sizes end at powers of two from a sector to 64 MiB.
+const SIZE_BITS: std::ops::RangeInclusive<u32> = 9..=26;
 
 pub(super) fn text(yard: Arc<dyn Yard>) -> String {
     let mut registry = Registry::default();
@@ -104,8 +108,89 @@ impl Collector for YardCollector {
             None,
             MetricType::Histogram,
         )?;
-        for_each_op(&devices, &mut family, encode_latency)
+        for_each_op(&devices, &mut family, encode_latency)?;
+        let help = "Lengths of requests that ended";
+        let mut family =
+            encoder.encode_descriptor("blockyard_request_size_bytes", help, None, MetricType::Histogram)?;
+        for_each_op(&devices, &mut family, encode_sizes)?;
+        encode_layers(&devices, &mut encoder)?;
+        encode_disks(&devices, &mut encoder)
     }
+}
+
+/// What each node of each stack did.
+fn encode_layers(devices: &[Gathered], encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    type LayerCounter = (&'static str, &'static str, fn(&NodeCounts) -> f64);
+    let counters: [LayerCounter; 2] = [
+        ("blockyard_layer_requests", "Requests that a node of the stack was done with", |node| {
+            node.ios as f64
+        }),
+        ("blockyard_layer_seconds", "Time that requests spent in a node of the stack and below", |node| {
+            node.ticks_ns as f64 / 1e9
+        }),
+    ];
+    for (name, help, value) in counters {
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for device in devices {
+            let nodes = device.counted.nodes.iter().zip(&device.total.nodes).enumerate();
+            for (number, ((_, layer), counts)) in nodes {
+                let number = number.to_string();
+                let labels = [("device", &*device.info.name), ("node", &*number), ("layer", *layer)];
+                ConstCounter::new(value(counts)).encode(family.encode_family(&labels)?)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A counter of the kernel's seventeen: its name, what it says, which field, and by what it is divided.
+type DiskCounter = (&'static str, &'static str, usize, f64);
+/// node_exporter's names for them, so that what is drawn of disks is drawn of ours.
+const DISK_COUNTERS: [DiskCounter; 16] = [
+    ("node_disk_reads_completed", "Reads completed", 0, 1.0),
+    ("node_disk_reads_merged", "Reads merged", 1, 1.0),
+    ("node_disk_read_bytes", "Bytes read", 2, 1.0 / 512.0),
+    ("node_disk_read_time_seconds", "Time spent by all reads", 3, 1000.0),
+    ("node_disk_writes_completed", "Writes completed", 4, 1.0),
+    ("node_disk_writes_merged", "Writes merged", 5, 1.0),
+    ("node_disk_written_bytes", "Bytes written", 6, 1.0 / 512.0),
+    ("node_disk_write_time_seconds", "Time spent by all writes", 7, 1000.0),
+    ("node_disk_io_time_seconds", "Time with I/O under way", 9, 1000.0),
+    ("node_disk_io_time_weighted_seconds", "Time spent by all I/O", 10, 1000.0),
+    ("node_disk_discards_completed", "Discards completed", 11, 1.0),
+    ("node_disk_discards_merged", "Discards merged", 12, 1.0),
+    ("node_disk_discarded_sectors", "Sectors discarded", 13, 1.0),
+    ("node_disk_discard_time_seconds", "Time spent by all discards", 14, 1000.0),
+    ("node_disk_flush_requests", "Flushes completed", 15, 1.0),
+    ("node_disk_flush_requests_time_seconds", "Time spent by all flushes", 16, 1000.0),
+];
+
+fn encode_disks(devices: &[Gathered], encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    for (name, help, field, by) in DISK_COUNTERS {
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for device in devices {
+            let value = device.total.fields()[field] as f64 / by;
+            ConstCounter::new(value).encode(family.encode_family(&labels(device))?)?;
+        }
+    }
+    let mut family =
+        encoder.encode_descriptor("node_disk_io_now", "I/O under way", None, MetricType::Gauge)?;
+    for device in devices {
+        ConstGauge::new(device.total.in_flight as f64).encode(family.encode_family(&labels(device))?)?;
+    }
+    Ok(())
+}
+
+fn encode_sizes(counts: &OpCounts, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+    let buckets: Vec<(f64, u64)> =
+        SIZE_BITS.map(|bit| ((1u64 << bit) as f64, 0)).chain([(f64::INFINITY, 0)]).collect();
+    let mut buckets = buckets;
+    let last = buckets.len() - 1;
+    for (most, count) in sizes(counts) {
+        let place = most.ilog2().saturating_sub(*SIZE_BITS.start()) as usize;
+        buckets[place.min(last)].1 += count;
+    }
+    encoder.encode_histogram::<NoLabelSet>(counts.bytes as f64, counts.ios, &buckets, None)
 }
 
 fn labels(device: &Gathered) -> [(&'static str, &str); 1] {
@@ -129,7 +214,7 @@ fn for_each_op(
 
 fn encode_latency(counts: &OpCounts, mut encoder: MetricEncoder<'_>) -> fmt::Result {
     let mut buckets: Vec<(f64, u64)> =
-        BUCKET_BITS.map(|bit| ((1u64 << bit) as f64 / 1e9, 0)).chain([(f64::MAX, 0)]).collect();
+        BUCKET_BITS.map(|bit| ((1u64 << bit) as f64 / 1e9, 0)).chain([(f64::INFINITY, 0)]).collect();
     let mut total = 0;
     for (floor_ns, count) in counts.latency.buckets() {
         let above = (floor_ns.max(1).ilog2() + 1).max(*BUCKET_BITS.start()) - BUCKET_BITS.start();

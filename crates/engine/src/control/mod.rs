@@ -23,7 +23,7 @@ mod stats;
 
 pub use client::{ClientError, ControlClient, TraceStream};
 pub use server::serve;
-pub use stats::{DeviceStats, Latency, OpStats, QueueFields};
+pub use stats::{DeviceStats, Latency, LayerStats, OpStats, QueueFields};
 
 use crate::change::Change;
 use crate::tables::{TableAnswer, TableCall};
@@ -113,6 +113,8 @@ pub struct Counted {
     pub uptime: Duration,
     /// By hardware queue, in the order of [`DeviceInfo::queues`].
     pub queues: Vec<queue::Snapshot>,
+    /// The nodes of its stack by number: how far down each is, from 0, and its name.
+    pub nodes: Vec<(u8, &'static str)>,
 }
 
 impl Counted {

@@ -28,6 +28,29 @@ pub struct DeviceStats {
     pub operations: BTreeMap<String, OpStats>,
     /// The kernel's fields of each hardware queue.
     pub queues: Vec<QueueFields>,
+    /// What each node of its stack did, from the top downwards; a backend is a path where there are several.
+    #[serde(default)]
+    pub layers: Vec<LayerStats>,
+}
+
+/// What a node of a device's stack did. Time is looked at once a turn of a queue's thread: what a node does with the
+/// processor takes none here, what it waits for does.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct LayerStats {
+    /// Its number.
+    pub node: u8,
+    /// How far down it is, from 0.
+    pub depth: u8,
+    /// What it is: `split`, `file`, ….
+    pub name: String,
+    /// Nothing stands below it.
+    pub backend: bool,
+    /// Requests that it is done with.
+    pub ios: u64,
+    /// The time that they, and those that are there, spent in it and below, in nanoseconds.
+    pub ticks_ns: u64,
+    /// Those that are there.
+    pub in_flight: u64,
 }
 
 /// What was counted for one operation.
@@ -43,6 +66,9 @@ pub struct OpStats {
     pub ticks_ns: u64,
     /// How the latencies lie.
     pub latency: Latency,
+    /// How long they were: bytes at most, and count, of each size that there was.
+    #[serde(default)]
+    pub sizes: Vec<(u64, u64)>,
 }
 
 /// Latencies in nanoseconds, to within 6.25 %.
@@ -78,8 +104,15 @@ impl OpStats {
                 max_ns: quantile(1.0),
                 buckets: counts.latency.buckets().collect(),
             },
+            sizes: sizes(counts).collect(),
         }
     }
+}
+
+/// The sizes that there were: bytes at most, and how many.
+pub(super) fn sizes(counts: &OpCounts) -> impl Iterator<Item = (u64, u64)> {
+    let places = counts.sizes.iter().enumerate().filter(|(_, count)| **count > 0);
+    places.map(|(place, count)| (512u64.checked_shl(place as u32).unwrap_or(u64::MAX), *count))
 }
 
 impl DeviceStats {
@@ -96,6 +129,23 @@ impl DeviceStats {
             busy_ns: total.busy_ns,
             operations: operations.map(|(op, counts)| (op.name().to_owned(), OpStats::new(counts))).collect(),
             queues: counted.queues.iter().map(Snapshot::fields).collect(),
+            layers: layers(counted, &total),
         }
     }
+}
+
+fn layers(counted: &Counted, total: &Snapshot) -> Vec<LayerStats> {
+    // Nodes beyond those that are counted each by itself are left out.
+    let nodes = counted.nodes.iter().zip(&total.nodes).enumerate();
+    nodes
+        .map(|(number, ((depth, name), counts))| LayerStats {
+            node: number as u8,
+            depth: *depth,
+            name: (*name).to_owned(),
+            backend: counted.nodes.get(number + 1).is_none_or(|next| next.0 <= *depth),
+            ios: counts.ios,
+            ticks_ns: counts.ticks_ns,
+            in_flight: counts.in_flight,
+        })
+        .collect()
 }

@@ -40,7 +40,13 @@ fn counted() -> Counted {
     let mut queue = queue::Snapshot { errors: 1, in_flight: 2, busy_ns: 500_000_000, ..Default::default() };
     let read = &mut queue.ops[Op::Read as usize];
     (read.ios, read.bytes, read.ticks_ns) = (10, 40960, 3_000_000);
-    Counted { uptime: Duration::from_secs(2), queues: vec![queue.clone(), queue] }
+    read.sizes[3] = 10;
+    (queue.nodes[1].ios, queue.nodes[1].ticks_ns) = (7, 1_000_000);
+    Counted {
+        uptime: Duration::from_secs(2),
+        queues: vec![queue.clone(), queue],
+        nodes: vec![(0, "split"), (1, "ram")],
+    }
 }
 
 impl Yard for Table {
@@ -232,6 +238,13 @@ fn metrics_have_types_and_labels() {
             "blockyard_device_size_bytes{device=\"disk\"} 1073741824.0",
             "blockyard_connections{device=\"busy\"} 3.0",
             "# TYPE blockyard_request_duration_seconds histogram",
+            "# TYPE blockyard_request_size_bytes histogram",
+            "blockyard_request_size_bytes_bucket{le=\"4096.0\",device=\"disk\",op=\"read\"} 20",
+            "blockyard_layer_requests_total{device=\"disk\",node=\"1\",layer=\"ram\"} 14.0",
+            "blockyard_layer_seconds_total{device=\"disk\",node=\"1\",layer=\"ram\"} 0.002",
+            "node_disk_reads_completed_total{device=\"disk\"} 20.0",
+            "node_disk_read_bytes_total{device=\"disk\"} 81920.0",
+            "node_disk_io_now{device=\"disk\"} 4.0",
             "blockyard_request_duration_seconds_sum{device=\"disk\",op=\"read\"} 0.006",
             "# EOF",
         ] {

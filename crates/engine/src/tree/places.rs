@@ -1,4 +1,5 @@
-//! What the nodes of a tree are to a trace: which of them are one device, and where another begins.
+//! What the nodes of a tree are called, and what they are to a trace: which of them are one device, and where another
+//! begins.
 
 use super::{Element, Tree};
 use trace::Place;
@@ -9,6 +10,23 @@ impl Tree {
         let mut places = Vec::new();
         self.place(0, None, &mut places);
         places
+    }
+
+    /// By node number: how far down it is, from 0, and its name.
+    pub(crate) fn names(&self) -> Vec<(u8, &'static str)> {
+        let mut names = Vec::new();
+        self.name(0, &mut names);
+        names
+    }
+
+    fn name(&self, depth: u8, names: &mut Vec<(u8, &'static str)>) {
+        match &self.element {
+            Element::Backend(source) => names.push((depth, source.name())),
+            Element::Layer(layer, children) => {
+                names.push((depth, layer.name()));
+                children.iter().for_each(|child| child.name(depth + 1, names));
+            }
+        }
     }
 
     fn place(&self, device: u8, below: Option<u8>, places: &mut Vec<Place>) {

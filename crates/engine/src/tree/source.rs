@@ -56,6 +56,19 @@ impl Source {
         })
     }
 
+    /// Its kind, as it is typed.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Source::File(_) => "file",
+            Source::Image(_) => "image",
+            Source::Ram(_) => "ram",
+            Source::Null(..) => "null",
+            Source::Zero(..) => "zero",
+            Source::Failing(_) => "error",
+            Source::Nbd(_) => "nbd",
+        }
+    }
+
     pub(crate) fn backend(&self) -> &dyn Backend {
         match self {
             Source::File(file) => &**file,

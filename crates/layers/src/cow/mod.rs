@@ -53,6 +53,10 @@ impl CowLayer {
 }
 
 impl<R: Ring> Layer<R> for CowLayer {
+    fn name(&self) -> &'static str {
+        "cow"
+    }
+
     /// Children: the origin, the store.
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
         let (origin, store) = (&below[0], &below[1]);

@@ -50,6 +50,10 @@ impl MultipathLayer {
 }
 
 impl<R: Ring> Layer<R> for MultipathLayer {
+    fn name(&self) -> &'static str {
+        "multipath"
+    }
+
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
         let mut whole = stack(self.len, &self.whole(), below)?;
         whole.in_place = below.iter().all(|path| path.in_place);

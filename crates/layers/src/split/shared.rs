@@ -19,6 +19,10 @@ impl SplitLayer {
 }
 
 impl<R: Ring> Layer<R> for SplitLayer {
+    fn name(&self) -> &'static str {
+        "split"
+    }
+
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
         let below = &below[0];
         let mut limits = stacked(&below.limits, Sectors(0));

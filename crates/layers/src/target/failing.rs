@@ -40,6 +40,10 @@ impl Failing {
 }
 
 impl<R: Ring> Layer<R> for Failing {
+    fn name(&self) -> &'static str {
+        "error"
+    }
+
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
         stack(self.len, &self.area(), below)
     }

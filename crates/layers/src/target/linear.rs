@@ -27,6 +27,10 @@ fn make<R: Ring>(
 }
 
 impl<R: Ring> Layer<R> for Linear {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
         stack(self.len, &[self.area()], below)
     }

@@ -49,6 +49,10 @@ impl TableLayer {
 }
 
 impl<R: Ring> Layer<R> for TableLayer {
+    fn name(&self) -> &'static str {
+        "table"
+    }
+
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
         let mut limits = QueueLimits::stacking();
         let mut whole = below[0].clone();

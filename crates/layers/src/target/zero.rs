@@ -27,6 +27,10 @@ fn make<R: Ring>(
 }
 
 impl<R: Ring> Layer<R> for Zero {
+    fn name(&self) -> &'static str {
+        "zero"
+    }
+
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
         let mut whole = stack(self.len, &[], below)?;
         whole.opaque = false;

@@ -35,7 +35,7 @@ impl<R: Ring> Queue<R> {
     /// When it names a request that it does not hold.
     pub fn node_event(&mut self, node: NodeId, event: NodeEvent, ring: &mut R) {
         let mut cx = Cx { common: &mut self.common, node, ring };
-        self.nodes[node.index()].event(event, &mut cx);
+        self.seats[node.index()].node.event(event, &mut cx);
         self.resume(ring);
     }
 
@@ -54,9 +54,9 @@ impl<R: Ring> Queue<R> {
     pub fn close(&mut self, ring: &mut R) -> bool {
         assert!(self.is_drained(), "a stack is closed only while nothing moves in it");
         let mut closed = true;
-        for (number, node) in self.nodes.iter_mut().enumerate() {
+        for (number, seat) in self.seats.iter_mut().enumerate() {
             let mut cx = Cx { common: &mut self.common, node: NodeId(number as u8), ring };
-            closed &= node.close(&mut cx);
+            closed &= seat.node.close(&mut cx);
         }
         closed
     }
@@ -70,9 +70,9 @@ impl<R: Ring> Queue<R> {
     }
 
     pub(super) fn commit(&mut self, ring: &mut R) {
-        for (number, node) in self.nodes.iter_mut().enumerate() {
+        for (number, seat) in self.seats.iter_mut().enumerate() {
             let mut cx = Cx { common: &mut self.common, node: NodeId(number as u8), ring };
-            node.commit(&mut cx);
+            seat.node.commit(&mut cx);
         }
     }
 }

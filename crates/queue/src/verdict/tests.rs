@@ -550,6 +550,29 @@ fn the_points_of_a_life_are_passed_in_order() {
 }
 
 #[test]
+fn every_node_counts_what_it_is_done_with_and_the_time_until_then() {
+    let disk = Disk::answering(&[Verdict::Busy, Verdict::Held, OK]);
+    let mut bench = over_one(Failover { children: vec![NodeId(1)], next: 0, rounds: 1 }, 0, &disk);
+    bench.submit();
+    let look = |bench: &mut Bench| {
+        let now = bench.ring.now();
+        bench.queue.account(now);
+        let nodes = bench.queue.stats().snapshot(now).nodes;
+        [nodes[0], nodes[1]].map(|node| (node.ios, node.ticks_ns, node.in_flight))
+    };
+    bench.ring.now.0 += 100;
+    assert_eq!(look(&mut bench), [(0, 100, 1), (0, 0, 0)], "what is parked has not come to the disk");
+    bench.queue.turn(&mut bench.ring);
+    bench.ring.now.0 += 20;
+    assert_eq!(look(&mut bench), [(0, 120, 1), (0, 20, 1)]);
+    bench.ring.now.0 += 3;
+    let held = disk.held(0);
+    bench.queue.complete(held, 0, &mut bench.ring);
+    bench.ring.now.0 += 1000;
+    assert_eq!(look(&mut bench), [(1, 123, 0), (1, 23, 0)]);
+}
+
+#[test]
 fn a_requests_memory_stays_while_its_tag_is_in_use() {
     let mut bench = alone(&Disk::answering(&[OK]));
     let (a, b) = (bench.queue.tag().expect("free"), bench.queue.tag().expect("free"));
