@@ -22,6 +22,8 @@ impl Tree {
     fn name(&self, depth: u8, names: &mut Vec<(u8, &'static str)>) {
         match &self.element {
             Element::Backend(source) => names.push((depth, source.name())),
+            // Its nodes are those of what it is.
+            Element::Device(_, form) => form.tree.name(depth, names),
             Element::Layer(layer, children) => {
                 names.push((depth, layer.name()));
                 children.iter().for_each(|child| child.name(depth + 1, names));

@@ -91,6 +91,10 @@ impl Delay {
 }
 
 impl<R: Ring> Layer<R> for Delay {
+    fn name(&self) -> &'static str {
+        "delay"
+    }
+
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
         let len = super::len_over(self.len, below);
         let mut whole = stack(len, &self.area(), below)?;

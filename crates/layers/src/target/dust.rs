@@ -166,6 +166,10 @@ impl Dust {
 }
 
 impl<R: Ring> Layer<R> for Dust {
+    fn name(&self) -> &'static str {
+        "dust"
+    }
+
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
         stack(self.len, &[self.area()], below)
     }

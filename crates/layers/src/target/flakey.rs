@@ -231,6 +231,10 @@ impl Flakey {
 }
 
 impl<R: Ring> Layer<R> for Flakey {
+    fn name(&self) -> &'static str {
+        "flakey"
+    }
+
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
         let mut whole = stack(super::len_over(self.len, below), &[self.area()], below)?;
         whole.lends &= !self.features.corrupts();

@@ -93,6 +93,10 @@ impl Striped {
 }
 
 impl<R: Ring> Layer<R> for Striped {
+    fn name(&self) -> &'static str {
+        "striped"
+    }
+
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
         let mut whole = stack(self.len(), &self.area(), below)?;
         let chunk = self.chunk.bytes();

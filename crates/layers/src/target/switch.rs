@@ -110,6 +110,10 @@ impl Switch {
 }
 
 impl<R: Ring> Layer<R> for Switch {
+    fn name(&self) -> &'static str {
+        "switch"
+    }
+
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
         stack(self.len, &self.area(), below)
     }

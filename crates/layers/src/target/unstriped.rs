@@ -68,6 +68,10 @@ impl Unstriped {
 }
 
 impl<R: Ring> Layer<R> for Unstriped {
+    fn name(&self) -> &'static str {
+        "unstriped"
+    }
+
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
         let mut whole = stack(self.len, &[self.area()], below)?;
         whole.limits.chunk_sectors = Sectors(self.chunk);

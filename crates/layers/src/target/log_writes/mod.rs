@@ -69,6 +69,10 @@ impl LogWrites {
 }
 
 impl<R: Ring> Layer<R> for LogWrites {
+    fn name(&self) -> &'static str {
+        "log-writes"
+    }
+
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
         let len = super::len_over(self.len, below);
         let mut whole = stack(len, &[self.area()], &below[..1])?;

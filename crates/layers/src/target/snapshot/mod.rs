@@ -186,6 +186,10 @@ impl Snapshot {
 }
 
 impl<R: Ring> Layer<R> for Snapshot {
+    fn name(&self) -> &'static str {
+        "snapshot"
+    }
+
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
         let mut whole = stack(self.len, &self.area(), below)?;
         let can = below[1].abilities;

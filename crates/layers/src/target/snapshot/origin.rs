@@ -48,6 +48,10 @@ impl Origin {
 }
 
 impl<R: Ring> Layer<R> for Origin {
+    fn name(&self) -> &'static str {
+        "snapshot-origin"
+    }
+
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
         let mut whole = stack(self.len, &[self.area()], &below[..1])?;
         whole.opaque &= self.members.is_empty();
