@@ -86,6 +86,7 @@ fn open_format(spec: &ImageSpec, read_only: bool, gate: &Gate) -> io::Result<For
     let storage = Storage::open(options)?;
     match spec.format {
         Format::Qcow2 => {
+            crate::sound::check_extensions(&spec.path)?;
             if !read_only {
                 crate::sound::check(&spec.path)?;
             }
@@ -152,6 +153,7 @@ impl ImplicitOpenGate<Storage> for Gate {
         if opened.len() == BACKING_MAX {
             return Err(refused(format!("more than {BACKING_MAX} files stand under it")));
         }
+        crate::sound::check_extensions(&path)?;
         opened.push(path);
         drop(opened);
         Storage::open(options)

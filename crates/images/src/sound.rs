@@ -19,6 +19,41 @@ fn damaged() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
+/// The header extension that names features, in entries of 48 bytes.
+const FEATURE_NAMES: u32 = 0x6803_f857;
+const FEATURE_NAME_LEN: u32 = 48;
+/// More extensions than any image has.
+const EXTENSIONS_MAX: usize = 1024;
+
+/// Check the header extensions of an image, one that is only read as well: imago takes an entry of the feature names that
+/// is cut off for a whole one. What is no qcow2 image has none.
+pub(crate) fn check_extensions(path: &Path) -> io::Result<()> {
+    let file = std::fs::File::open(path)?;
+    let mut header = [0; 104];
+    let len = file.read_at(&mut header, 0)?;
+    if len < header.len() || !header.starts_with(b"QFI\xfb") {
+        return Ok(());
+    }
+    let half = |bytes: &[u8]| u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    let mut at = if half(&header[4..]) >= 3 { u64::from(half(&header[100..])) } else { 72 };
+    for _ in 0..EXTENSIONS_MAX {
+        let mut head = [0; 8];
+        if file.read_exact_at(&mut head, at).is_err() {
+            return Ok(());
+        }
+        let (kind, len) = (half(&head), half(&head[4..]));
+        if kind == FEATURE_NAMES && !len.is_multiple_of(FEATURE_NAME_LEN) {
+            let why = "its table of feature names is cut off (mend it with qemu-img amend, or convert it)";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
+        if kind == 0 {
+            return Ok(());
+        }
+        at += 8 + u64::from(len).next_multiple_of(8);
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidData, "it has more header extensions than can be"))
+}
+
 /// The most bytes of the table of tables: QEMU's limit, for a disk of 32 PiB in clusters of 64 KiB.
 const L1_LEN_MAX: u64 = 32 << 20;
 /// The bits of an entry that are a place.
