@@ -316,6 +316,14 @@ impl Host {
         self.freeze(tower).wait().await?;
         let form = off_the_runtime(make).await??;
         let (device, above) = tower.split_first().ok_or(HostError::NoDevice)?;
+        let is_new = match (&device.form().table, &form.table) {
+            (Some(before), Some(next)) => !Arc::ptr_eq(before, next),
+            _ => true,
+        };
+        if is_new {
+            let next = form.clone();
+            off_the_runtime(move || tables::prepare(&next)).await?;
+        }
         device.set_form(form);
         for user in above {
             let Form { stack, layers, tree, table } = &*user.form();

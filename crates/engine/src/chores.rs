@@ -62,7 +62,7 @@ pub async fn watch(host: Arc<Host>) {
 fn start(chore: Arc<dyn Chore>, devices: Vec<Tree>, busy: Arc<AtomicBool>) {
     let idle = busy.clone();
     let work = move || {
-        let mut below = Below { disks: devices.into_iter().map(|tree| (tree, None)).collect() };
+        let mut below = Below::new(devices);
         let until = Instant::now() + TURN;
         while chore.is_due() && Instant::now() < until {
             chore.step(&mut below);
@@ -76,11 +76,15 @@ fn start(chore: Arc<dyn Chore>, devices: Vec<Tree>, busy: Arc<AtomicBool>) {
 }
 
 /// The devices of a target, opened as they are needed.
-struct Below {
+pub(crate) struct Below {
     disks: Vec<(Tree, Option<Scratch>)>,
 }
 
 impl Below {
+    pub(crate) fn new(devices: Vec<Tree>) -> Below {
+        Below { disks: devices.into_iter().map(|tree| (tree, None)).collect() }
+    }
+
     fn disk(&mut self, device: usize) -> io::Result<&mut Scratch> {
         let (tree, scratch) = &mut self.disks[device];
         if scratch.is_none() {

@@ -162,6 +162,7 @@ impl Device {
         around: &Surroundings<'_>,
     ) -> Result<Device, DeviceError> {
         let form = tree::open(config, around)?;
+        crate::tables::prepare(&form)?;
         Ok(Device {
             name: config.name.clone(),
             number,

@@ -8,10 +8,11 @@
 //! because requests that are under way do not end.
 
 use crate::change::{ChangeError, off_the_runtime};
+use crate::chores::Below;
 use crate::device::{Device, DeviceError, Form, Slot};
 use crate::host::{Host, HostError};
 use crate::spec::{Bytes, LayerSpec, StackSpec, TableSpec};
-use crate::tree::{self, Loaded, LoadedTarget, Surroundings};
+use crate::tree::{self, Loaded, LoadedTarget, Surroundings, Tree};
 use layers::target::{MessageError, Names, Status};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -271,6 +272,19 @@ impl Host {
     pub(crate) fn put_back(&self, device: &Device, form: Arc<Form>) {
         slot(device).inactive.get_or_insert(form);
     }
+}
+
+/// Have the targets of a table that is about to be put to use read what lies on their devices.
+///
+/// # Errors
+/// What a target is missing: the table is not to be used.
+pub(crate) fn prepare(form: &Form) -> Result<(), DeviceError> {
+    for loaded in form.table.iter().flat_map(|loaded| &loaded.targets) {
+        let devices = loaded.devices.iter().map(Tree::rebased).collect::<Result<_, _>>()?;
+        let prepared = loaded.target.prepare(&mut Below::new(devices));
+        prepared.map_err(|why| tree::TableError { line: 0, kind: loaded.kind.to_owned(), why })?;
+    }
+    Ok(())
 }
 
 /// The table is about to be held back, or not any more.

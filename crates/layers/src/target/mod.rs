@@ -85,6 +85,17 @@ pub trait Target<R: Ring>: Layer<R> {
         0
     }
 
+    /// Its table is about to be put to use: the one before it has nothing under way any more, and what that one wrote is on
+    /// the devices. What lies there is read now, not when the table is made; asked again when the table was not put to use
+    /// after all.
+    ///
+    /// # Errors
+    /// Why it cannot be put to use: the table before it goes on.
+    fn prepare(&self, disks: &mut dyn chore::Disks) -> Result<(), TargetError> {
+        let _ = disks;
+        Ok(())
+    }
+
     /// The device is about to be suspended: with `noflush`, requests that cannot go on are to come up as
     /// [`Requeue`](block::Status::Requeue), to be carried out by the table that comes.
     fn presuspend(&self, noflush: bool) {
