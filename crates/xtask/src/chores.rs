@@ -173,11 +173,15 @@ pub fn test(root: &Path, full: bool) -> bool {
         && chore.step(CLIPPY, &[])
         && chore.step(&tests, &[("BLOCKYARD_BIN", &binary)])
         && chore.step(&fresh, &[("BLOCKYARD_SIM_RUNS", FRESH_RUNS)])
+        && chore.step(&MODELS, &[("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", "target/loom")])
         && chore.step(&["target/release/blockyard-bench", "instructions"], &[])
         && guest(&mut chore, &binary, "newest")
         && (!full || guest(&mut chore, &binary, "older"));
     chore.end(done)
 }
+
+/// What threads share, under every order in which they may run. In a folder of its own, for its flag.
+const MODELS: [&str; 7] = ["cargo", "test", "--locked", "--package", "blockyard-layers", "--lib", "models"];
 
 /// The tests that need a kernel of their own, on that kernel. A person may leave them out; CI may not.
 fn guest(chore: &mut Chore<'_>, binary: &str, kernel: &str) -> bool {

@@ -10,7 +10,9 @@ mod select;
 mod shared;
 mod state;
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod models;
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 pub use config::{Config, GroupConfig, PathConfig, QueueMode};

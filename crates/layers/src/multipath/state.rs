@@ -12,9 +12,12 @@
 use super::config::Config;
 use super::select::Report;
 use crate::target::MessageError;
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use queue::Nanos;
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+#[cfg(not(loom))]
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -286,7 +289,7 @@ impl Multipath {
         for other in &self.groups {
             other.bypassed.store(false, Release);
         }
-        self.chosen.store(pack(NONE, group as u32), Release);
+        self.chosen.swap(pack(NONE, group as u32), AcqRel);
         self.happened();
     }
 
@@ -475,7 +478,7 @@ impl Multipath {
 const SUSPENDED_FLUSHED: u32 = 1;
 const SUSPENDED_NOFLUSH: u32 = 2;
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
