@@ -25,11 +25,7 @@ pub(crate) fn topology(what: &str, args: &ServeArgs) -> Result<Topology, Failure
         }
         (None, Some(text)) => table(what, &text, args)?,
         (None, None) => {
-            return Err(Failure::usage(
-                what,
-                "",
-                "there is no stack (give one, or --table FILE; try '--help')",
-            ));
+            return Err(Failure::usage(what, "", "there is no stack (give one, or --table FILE)"));
         }
     }
     .rooted(&here);
