@@ -42,6 +42,12 @@ fn make<R: Ring>(
     if !(place.len.0 / u64::from(stripes)).is_multiple_of(chunk.into()) {
         return Err(TargetError::new("Target length not divisible by chunk size"));
     }
+    if !fits(place.len.0, [stripes, chunk, stripe].map(u64::from), start) {
+        return Err(TargetError::of(format!(
+            "{device} too small for target: start={start}, len={}",
+            place.len.0
+        )));
+    }
     Ok(Arc::new(Unstriped {
         len: place.len,
         stripes: stripes.into(),
@@ -49,6 +55,13 @@ fn make<R: Ring>(
         stripe: stripe.into(),
         start: Sectors(start),
     }))
+}
+
+/// Whether the last sector lies where a device can have one: numbers beyond that are not reckoned with.
+fn fits(len: u64, [stripes, chunk, stripe]: [u64; 3], start: u64) -> bool {
+    let [len, stripes, chunk, stripe, start] = [len, stripes, chunk, stripe, start].map(u128::from);
+    let end = start + len + (len.saturating_sub(1) / chunk * (stripes - 1) + stripe) * chunk;
+    end <= i64::MAX as u128 / 512
 }
 
 impl Unstriped {
@@ -162,6 +175,22 @@ mod tests {
             ("2 48 1 a 0", "Target length not divisible by chunk size"),
         ] {
             assert_eq!(error("unstriped", words), text, "{words}");
+        }
+    }
+
+    #[test]
+    fn a_line_beyond_all_devices_is_refused_and_not_reckoned_with() {
+        use super::super::{Place, kinds};
+        let most = u64::from(u32::MAX);
+        let place = Place { start: Sectors(0), len: Sectors(most) };
+        let kinds = kinds::<crate::testing::Clock>();
+        let kind = kinds.iter().find(|kind| kind.name == "unstriped").unwrap();
+        for words in
+            [["1", "4294967295", "4294967295", "a", "0"], ["1", "1", "0", "a", "18446744073709551615"]]
+        {
+            let made = (kind.make)(place, &words, &mut super::super::testing::Shelf::default());
+            let error = made.err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(error.starts_with("a too small for target: start="), "{words:?}: {error}");
         }
     }
 

@@ -27,6 +27,9 @@ pub(super) fn kind<R: Ring>() -> Kind<R> {
     Kind::new("mirror", [1, 14, 0], make)
 }
 
+/// What is kept of regions is in memory, a few bytes each.
+const REGIONS_MAX: u64 = 1 << 26;
+
 /// Children: the log's device, if there is one, then the legs.
 struct Mirror {
     shared: Arc<Shared>,
@@ -52,9 +55,19 @@ fn make<R: Ring>(
         let start = long_number(pair[1]).ok_or(TargetError::new("Invalid offset"))?;
         let device =
             devices.open(pair[0]).map_err(|why| TargetError::lookup("Device lookup failure", why))?;
+        let size = devices.profile(device).size.sectors();
+        if start.checked_add(place.len.0).is_none_or(|end| end > size.0) {
+            let (name, len, size) = (pair[0], place.len.0, size.0);
+            return Err(TargetError::of(format!(
+                "{name} too small for target: start={start}, len={len}, dev_size={size}"
+            )));
+        }
         legs.push(Leg::new(device, Sectors(start)));
     }
     let features = features(&words[1 + 2 * count..])?;
+    if place.len.0.div_ceil(log.region.0) > REGIONS_MAX {
+        return Err(TargetError::new(failed).with_errno(libc::ENOMEM));
+    }
     let shared = Arc::new(Shared::new(legs, place.len, log, log_device, features));
     if let Some(device) = log_device {
         let block = devices.profile(device).limits.logical_block_size.0.max(4096);

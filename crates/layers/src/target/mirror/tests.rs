@@ -59,6 +59,18 @@ fn a_line_is_read_and_shown_again() {
 }
 
 #[test]
+fn a_line_longer_than_its_legs_is_refused_before_there_is_memory_for_it() {
+    use super::super::{Place, kinds, testing::Shelf};
+    use block::Sectors;
+    let place = Place { start: Sectors(0), len: Sectors(1 << 53) };
+    let kinds = kinds::<crate::testing::Clock>();
+    let kind = kinds.iter().find(|kind| kind.name == "mirror").unwrap();
+    let words: Vec<&str> = "core 1 64 2 a 0 b 0".split(' ').collect();
+    let error = (kind.make)(place, &words, &mut Shelf::default()).err().unwrap();
+    assert!(error.to_string().starts_with("a too small for target: start=0"), "{error}");
+}
+
+#[test]
 fn what_is_wrong_is_said_in_the_kernels_words() {
     for (words, text) in [
         ("core", "Insufficient mirror log arguments"),

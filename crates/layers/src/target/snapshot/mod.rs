@@ -29,6 +29,11 @@ use store::{Found, Header, Keeping, Store};
 /// The largest chunk: what a ring gives for one buffer, and half of it for another.
 const CHUNK_MAX: Sectors = Sectors(32768);
 
+/// Of an empty store whose line says 0 (`DM_CHUNK_SIZE_DEFAULT_SECTORS`).
+const CHUNK_DEFAULT: Sectors = Sectors(32);
+/// So many have a place in the tables in memory, which are pages of them.
+const CHUNKS_MAX: u64 = 1 << 34;
+
 pub(super) fn kind<R: Ring>() -> Kind<R> {
     Kind::new("snapshot", [1, 16, 0], make)
 }
@@ -85,6 +90,20 @@ fn chunk_fits(chunk: Sectors, [origin, cow]: [&Profile; 2]) -> bool {
     chunk.0.is_power_of_two() && chunk <= CHUNK_MAX && whole(origin) && whole(cow)
 }
 
+/// Whether the origin is there as far as that, and its chunks can be counted: there is memory for them next.
+fn check_len(len: Sectors, chunk: Sectors, name: &str, origin: &Profile) -> Result<(), TargetError> {
+    let size = origin.size.sectors();
+    if len > size {
+        let (len, size) = (len.0, size.0);
+        let why = format!("{name} too small for target: start=0, len={len}, dev_size={size}");
+        return Err(TargetError::of(why));
+    }
+    if chunk.0 != 0 && len.0.div_ceil(chunk.0) > CHUNKS_MAX {
+        return Err(TargetError::new("Couldn't create exception store").with_errno(libc::ENOMEM));
+    }
+    Ok(())
+}
+
 fn make<R: Ring>(
     place: Place,
     words: &[&str],
@@ -107,6 +126,7 @@ fn make<R: Ring>(
     if chunk.0 != 0 && !chunk_fits(chunk, [&profiles[0], &profiles[1]]) {
         return Err(no_store);
     }
+    check_len(place.len, chunk, origin_word, &profiles[0])?;
     let opened = match keeping {
         Keeping::Transient if chunk.0 == 0 => return Err(TargetError::new("Chunk size not set")),
         Keeping::Transient => Store::new(keeping, chunk, profiles[1].size.sectors(), place.len),
@@ -140,9 +160,13 @@ fn open(
     devices.read(cow, Bytes::ZERO, &mut first).map_err(io)?;
     let header = Header::decode(&first).map_err(|()| failed().with_errno(libc::ENXIO))?;
     // What the device says is right, whatever the line says.
-    let chunk = header.map_or(wanted, |header| header.chunk);
-    if chunk.0 == 0 {
-        return Err(TargetError::new("Chunk size not set"));
+    let chunk = match header {
+        Some(header) => header.chunk,
+        None if wanted.0 == 0 => CHUNK_DEFAULT.max(profiles[1].limits.logical_block_size.sectors()),
+        None => wanted,
+    };
+    if chunk.0 == 0 || len.0.div_ceil(chunk.0) > CHUNKS_MAX {
+        return Err(failed());
     }
     if !chunk_fits(chunk, [&profiles[0], &profiles[1]]) || cow_len.0 < 2 * chunk.0 {
         return Err(failed());

@@ -3,7 +3,7 @@
 use super::super::Status;
 use super::super::rig::Rig;
 use super::super::testing::{error, names};
-use block::{Op, Status as End};
+use block::{Op, Sectors, Status as End};
 
 /// Chunks of 8 sectors; the origin holds its chunks' numbers plus 1. Names are a test's own: origins are known by them.
 fn rig(name: &str, rest: &str) -> Rig {
@@ -48,7 +48,7 @@ fn what_is_wrong_is_said_in_the_kernels_words() {
         ("a b X 8", "Couldn't create exception store"),
         ("a b P 7", "Couldn't create exception store"),
         ("a b P x", "Couldn't create exception store"),
-        ("a b P 0", "Chunk size not set"),
+        ("a b N 0", "Chunk size not set"),
         ("a b P 8 3 a b c", "Invalid number of feature arguments"),
         ("a b P 8 1 sleep", "Unrecognised feature requested"),
         (
@@ -60,6 +60,22 @@ fn what_is_wrong_is_said_in_the_kernels_words() {
     }
     assert_eq!(error("snapshot-origin", "a b"), "incorrect number of arguments");
     assert_eq!(error("snapshot-origin", "missing"), "Cannot get target device: missing: it is not there");
+}
+
+#[test]
+fn a_line_longer_than_its_origin_is_refused_before_there_is_memory_for_it() {
+    use super::super::{Place, kinds, testing::Shelf};
+    let place = Place { start: Sectors(0), len: Sectors(1 << 53) };
+    let kinds = kinds::<crate::testing::Clock>();
+    let kind = kinds.iter().find(|kind| kind.name == "snapshot").unwrap();
+    let error = (kind.make)(place, &["a", "b", "P", "8"], &mut Shelf::default()).err().unwrap();
+    assert!(error.to_string().starts_with("a too small for target: start=0"), "{error}");
+}
+
+#[test]
+fn an_empty_store_without_a_size_has_the_kernels_chunks() {
+    let rig = Rig::new("snapshot", "sizeless-origin sizeless-cow P 0");
+    assert_eq!(rig.target.status(Status::Table, &names(&["a", "b"])), "a b P 32");
 }
 
 #[test]
