@@ -287,8 +287,13 @@ impl Opening<'_> {
             {
                 return Ok((self.stack(&spec, later)?, numbers.clone(), numbers));
             }
-            let identity = spec.to_string();
-            return Ok((self.stack(&spec, later)?, identity, escaped_word(word)));
+            let tree = self.stack(&spec, later)?;
+            // Now that the file is there, if it was to be made.
+            let identity = match &spec {
+                StackSpec::File(file) => identity_of_file(file),
+                _ => spec.to_string(),
+            };
+            return Ok((tree, identity, escaped_word(word)));
         }
         let name = word.strip_prefix("/dev/mapper/").unwrap_or(word);
         if let Some(device) = (self.around.device)(name) {
@@ -301,7 +306,7 @@ impl Opening<'_> {
         // Targets of one table, and several tables, may stand on parts of one disk, as they may in the kernel.
         let file = FileSpec { path: self.base.join(path), share: true, ..FileSpec::default() };
         let numbers = numbers_of(&file.path);
-        let identity = numbers.clone().unwrap_or_else(|| format!("file:{}", file.path.display()));
+        let identity = numbers.clone().unwrap_or_else(|| identity_of_file(&file));
         let shown = numbers.unwrap_or_else(|| escaped_word(&path.to_string_lossy()));
         Ok((self.stack(&StackSpec::File(file), None)?, identity, shown))
     }
@@ -386,10 +391,51 @@ fn node_of(numbers: &str) -> Option<PathBuf> {
     node.exists().then_some(node)
 }
 
+/// Which disk a file is: the file itself, however it is named and opened, and the part of it that is meant.
+fn identity_of_file(file: &FileSpec) -> String {
+    let FileSpec { path, offset, part, .. } = file;
+    let whole = match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_file() => format!("file {}:{}", metadata.dev(), metadata.ino()),
+        _ => numbers_of(path).unwrap_or_else(|| format!("file:{}", path.display())),
+    };
+    match part {
+        None if offset.0 == 0 => whole,
+        None => format!("{whole} from {offset}"),
+        Some(part) => format!("{whole} from {offset} part {part}"),
+    }
+}
+
 /// `major:minor` of a block device's node; `None` for what is none.
 pub(crate) fn numbers_of(path: &Path) -> Option<String> {
     let metadata = std::fs::metadata(path).ok()?;
     let device = metadata.rdev();
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     metadata.file_type().is_block_device().then(|| format!("{major}:{minor}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_one_disk_whatever_it_is_called() {
+        let folder = std::env::temp_dir().join(format!("blockyard-identity-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("disk"), vec![0; 1 << 20]).unwrap();
+        std::os::unix::fs::symlink("disk", folder.join("link")).unwrap();
+        let opening = |word: &str| {
+            let around = Surroundings { pool: &Pool::default(), device: &|_| None };
+            let mut opening = Opening { base: &folder, around: &around, opened: Vec::new() };
+            let device = opening.open(word).unwrap();
+            opening.identity(device).to_owned()
+        };
+        let plain = opening("disk");
+        let whole = format!("file:{}", folder.join("disk").display());
+        for word in ["link", "./disk", "file:disk,share", "file:link,share,direct=off", &whole] {
+            assert_eq!(opening(word), plain, "{word}");
+        }
+        assert_eq!(opening("file:new,size=1M,create"), opening("new"), "one that is made by being opened");
+        assert_ne!(opening("file:disk,offset=4096,share"), plain);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }
