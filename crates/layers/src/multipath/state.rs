@@ -186,7 +186,10 @@ impl Multipath {
             return false;
         }
         path.fails.fetch_add(1, Relaxed);
-        self.valid.fetch_sub(1, AcqRel);
+        if self.valid.fetch_sub(1, AcqRel) == 1 {
+            // Waiting begins now, whatever a request that looked just before has left here.
+            self.no_path_since_ns.store(0, Release);
+        }
         self.happened();
         true
     }
@@ -328,6 +331,7 @@ impl Multipath {
             self.no_path_since_ns.compare_exchange(0, now.0.max(1), AcqRel, Acquire).unwrap_or_else(|s| s);
         if since != 0 && now.0.saturating_sub(since) >= timeout_ns {
             self.queue_if_no_path.store(false, Release);
+            self.saved_queue_if_no_path.store(false, Release);
             self.changed();
             return false;
         }
@@ -343,9 +347,9 @@ impl Multipath {
     /// The device is about to be suspended. With `noflush`, requests without a path go back to wait above; without,
     /// they fail.
     pub fn presuspend(&self, noflush: bool) {
-        if !noflush {
-            let queued = self.queue_if_no_path.swap(false, AcqRel);
-            self.saved_queue_if_no_path.store(queued, Release);
+        // What is saved is otherwise what is in use, save where an earlier suspension has turned that off already.
+        if !noflush && self.queue_if_no_path.swap(false, AcqRel) {
+            self.saved_queue_if_no_path.store(true, Release);
         }
         self.suspended.store(if noflush { SUSPENDED_NOFLUSH } else { SUSPENDED_FLUSHED }, Release);
         self.changed();
@@ -592,6 +596,33 @@ mod tests {
         assert!(multipath.keeps(Nanos(1)));
         multipath.presuspend(true);
         assert!(!multipath.keeps(Nanos(1)) && multipath.hands_back() && multipath.queues_if_no_path());
+    }
+
+    #[test]
+    fn mp_4_suspending_twice_loses_nothing_that_was_asked_for() {
+        let multipath = two_groups();
+        for noflush in [false, false, true, false] {
+            multipath.presuspend(noflush);
+            assert!(multipath.table(name).starts_with("1 queue_if_no_path "), "{noflush}");
+        }
+        multipath.resume();
+        assert!(multipath.keeps(Nanos(1)) && multipath.queues_if_no_path());
+    }
+
+    #[test]
+    fn mp_4_the_time_without_a_path_begins_when_the_last_one_fails() {
+        let multipath = two_groups();
+        multipath.set_no_path_timeout(1_000);
+        // A request that saw no path asks only after one came back.
+        assert!(multipath.keeps(Nanos(5_000)));
+        (0..3).for_each(|path| {
+            multipath.fail_path(path);
+        });
+        assert!(multipath.keeps(Nanos(100_000)), "none has been without a path for long");
+        assert!(!multipath.keeps(Nanos(101_000)));
+        multipath.presuspend(true);
+        multipath.resume();
+        assert!(!multipath.queues_if_no_path(), "what the timeout turned off stays off");
     }
 
     #[test]

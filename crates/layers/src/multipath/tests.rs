@@ -294,7 +294,7 @@ fn a_suspension_without_flush_hands_back_what_waits_for_a_path() {
     bench.paths.iter().for_each(|path| path.answers(Some(Status::Ok)));
     (0..2).for_each(|path| assert!(bench.shared.reinstate_path(path)));
     bench.shared.resume();
-    bench.queue.thaw(&mut bench.ring);
+    bench.queue.thaw(Bytes(u64::MAX), &mut bench.ring);
     assert_eq!(bench.done(), [Status::Ok]);
 }
 
