@@ -403,7 +403,7 @@ impl State {
         for hosted in self.hosted.iter_mut().filter(|hosted| Arc::ptr_eq(&hosted.device, device)) {
             hosted.retiring = Retiring::Closing;
             // What a suspension held back is finished like the rest.
-            self.queues.touch(hosted.lane.queue).thaw(&mut self.ring);
+            self.queues.touch(hosted.lane.queue).thaw(hosted.device.size(), &mut self.ring);
             let turn = &mut Turn { ring: &mut self.ring, queues: &mut self.queues };
             self.fronts.close_lane(hosted.lane.queue, false, turn);
         }

@@ -9,7 +9,7 @@
 use crate::node::{Common, Spawn};
 use crate::stats::Ended;
 use crate::{ChildKind, Cx, Event, Nanos, Node, NodeId, Point, Probe, QueueId, QueueStats, Ring, Verdict};
-use block::{Cookie, Data, Request, Segment, Status, Tag};
+use block::{Bytes, Cookie, Data, Request, Segment, Status, Tag};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -515,13 +515,31 @@ impl<R: Ring> Queue<R> {
         Ok(old)
     }
 
-    /// Let go of those that were held back, in order.
-    pub fn thaw(&mut self, ring: &mut R) {
+    /// Let go of those that were held back, in order. What the device is no longer long enough for ends with
+    /// [`Status::IoError`]: whoever sent it was told of another size, and no node below looks at the end again.
+    pub fn thaw(&mut self, size: Bytes, ring: &mut R) {
         self.frozen = false;
         while let Some(tag) = self.waiting.pop_front() {
-            self.slots[tag.index()].state = State::Moving;
+            let slot = &mut self.slots[tag.index()];
+            if slot.req.offset.0.saturating_add(slot.req.len.0) > size.0 {
+                self.refuse(tag, ring);
+                continue;
+            }
+            slot.state = State::Moving;
             self.advance(tag, Verdict::Down(NodeId::TOP), ring);
         }
+    }
+
+    /// A request that is held back ends before it enters the stack.
+    #[cold]
+    fn refuse(&mut self, tag: Tag, ring: &mut R) {
+        let slot = &mut self.slots[tag.index()];
+        let status = slot.end(Status::IoError, &mut self.ended);
+        if let Some(probe) = &mut self.common.probe {
+            probe.point(ring.now(), Point::new(tag, NodeId::TOP, 0, &slot.req, Event::Done { status }));
+        }
+        self.in_flight -= 1;
+        self.done.push(Done { tag, owner: slot.owner, status });
     }
 
     /// Ask the holders of requests that have taken too long to give up. A tag is freed only when its

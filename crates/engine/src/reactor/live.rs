@@ -141,7 +141,7 @@ impl State {
         let hosted = &self.hosted[position];
         self.fronts.refit_lane(id, facts, size);
         if !hosted.device.is_held() {
-            self.queues.touch(id).thaw(&mut self.ring);
+            self.queues.touch(id).thaw(size, &mut self.ring);
         }
     }
 }

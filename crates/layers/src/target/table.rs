@@ -131,6 +131,11 @@ impl TableNode {
         }
     }
 
+    #[inline]
+    fn end(&self) -> Bytes {
+        Bytes(self.reaches.last().map_or(0, |reach| reach.end))
+    }
+
     /// The target at an offset, and how many bytes may go to it from there in one request.
     #[inline]
     fn at(&self, offset: u64) -> (Reach, u64) {
@@ -199,6 +204,10 @@ impl<R: Ring> Node<R> for TableNode {
         }
         if req.op.is_zoned() {
             return Verdict::Up(Status::NotSupported);
+        }
+        if req.end() > self.end() {
+            // What stands on this device has not heard yet that it is shorter.
+            return Verdict::Up(Status::IoError);
         }
         let (reach, most) = self.at(req.offset.0);
         // An answer about extents may end early, and then who asks goes on from there.

@@ -338,8 +338,21 @@ fn a_frozen_queue_holds_back_and_thaws_in_order() {
     bench.queue.turn(&mut bench.ring);
     assert_eq!((bench.statuses().len(), disk.seen().len()), (0, 0));
     assert_eq!(bench.queue.in_flight(), 3);
-    bench.queue.thaw(&mut bench.ring);
+    bench.queue.thaw(Bytes(u64::MAX), &mut bench.ring);
     assert_eq!(bench.done(), [(0, Status::Ok), (1, Status::Ok), (2, Status::Ok)]);
+}
+
+#[test]
+fn what_was_held_back_and_lies_past_the_end_of_a_device_that_shrank_fails() {
+    let disk = Disk::answering(&[OK]);
+    let mut bench = alone(&disk);
+    bench.queue.freeze();
+    bench.submit_at(0, 512);
+    bench.submit_at(512, 512);
+    bench.submit_at(1024, 512);
+    bench.queue.thaw(Bytes(1024), &mut bench.ring);
+    assert_eq!(bench.done(), [(0, Status::Ok), (512, Status::Ok), (1024, Status::IoError)]);
+    assert_eq!((disk.seen(), bench.queue.in_flight()), (vec![(0, 512), (512, 512)], 0));
 }
 
 #[test]
@@ -370,7 +383,7 @@ fn a_request_that_is_asked_for_again_waits_with_those_held_back() {
     bench.queue.freeze();
     bench.complete(disk.held(0), Status::Requeue);
     assert!(bench.queue.is_drained() && bench.queue.in_flight() == 1);
-    bench.queue.thaw(&mut bench.ring);
+    bench.queue.thaw(Bytes(u64::MAX), &mut bench.ring);
     assert_eq!(bench.statuses(), [Status::Ok]);
     assert_eq!(bench.writes(), 1);
 }
@@ -390,12 +403,12 @@ fn a_replaced_stack_takes_over_what_was_held_back_and_the_old_one_comes_back() {
     stack.layer(Box::new(Fan::new(1, 2, ChildKind::Piece)), 2);
     stack.backend(Box::new(new.clone()));
     let back = bench.queue.replace(stack).unwrap();
-    bench.queue.thaw(&mut bench.ring);
+    bench.queue.thaw(Bytes(u64::MAX), &mut bench.ring);
     assert_eq!(bench.statuses(), [Status::Ok, Status::Ok]);
     assert_eq!((old.seen(), new.seen().len()), (vec![(0, 512)], 2));
     bench.queue.freeze();
     drop(bench.queue.replace(back).unwrap());
-    bench.queue.thaw(&mut bench.ring);
+    bench.queue.thaw(Bytes(u64::MAX), &mut bench.ring);
     bench.submit_at(1024, 512);
     assert_eq!(old.seen(), [(0, 512), (1024, 512)]);
 }
@@ -406,7 +419,7 @@ fn a_stack_that_does_not_fit_leaves_the_queue_as_it_was() {
     let mut bench = alone(&disk);
     bench.queue.freeze();
     assert_eq!(bench.queue.replace(Stack::default()).err(), Some(StackError::NodeCount(0)));
-    bench.queue.thaw(&mut bench.ring);
+    bench.queue.thaw(Bytes(u64::MAX), &mut bench.ring);
     bench.submit();
     assert_eq!(bench.statuses(), [Status::Ok]);
 }

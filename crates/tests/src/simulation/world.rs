@@ -300,7 +300,7 @@ impl World {
         self.frozen = !self.frozen;
         for &id in &self.ids {
             let queue = self.queues.touch(id);
-            if self.frozen { queue.freeze() } else { queue.thaw(&mut self.ring) }
+            if self.frozen { queue.freeze() } else { queue.thaw(Bytes(u64::MAX), &mut self.ring) }
         }
     }
 
