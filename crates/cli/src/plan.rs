@@ -144,7 +144,9 @@ fn table(what: &str, text: &str, args: &ServeArgs) -> Result<StackSpec, Failure>
         spec.paths = parsed(what, paths)?;
     }
     (spec.read_only, spec.uuid) = (args.table_read_only, args.table_uuid.clone());
-    Ok(StackSpec::Table(spec))
+    // A table that is loaded later comes with an absolute path, and shares what this one has open.
+    let base = std::env::current_dir().map_err(|why| Failure::new(what, "the current directory", why))?;
+    Ok(StackSpec::Table(spec.rooted(&base)))
 }
 
 fn parsed<T: FromStr<Err: Display>>(what: &str, text: &str) -> Result<T, Failure> {

@@ -224,8 +224,8 @@ impl Host {
             self.resume(device);
             return Ok(());
         };
-        let (before, size) = (device.form(), next.tree.profile().size);
-        if size < device.size() {
+        let (before, was, size) = (device.form(), device.size(), next.tree.profile().size);
+        if size < was {
             // Nobody may know of blocks that are not there any more.
             self.tell_size(device, size).await?;
         }
@@ -233,7 +233,13 @@ impl Host {
         tables::presuspend(&before, true);
         let was_suspended = device.is_suspended();
         let given = next.clone();
-        let exchanged = self.exchange(device, move || Ok(Ok(given))).await;
+        // What it stands on may have got another table since it was loaded.
+        let make = move || {
+            let Form { stack, layers, tree, table } = &*given;
+            let (stack, layers, table) = (stack.clone(), layers.clone(), table.clone());
+            Ok(Ok(Arc::new(Form { stack, layers, tree: tree.rebased()?, table })))
+        };
+        let exchanged = self.exchange(device, make).await;
         if exchanged.is_ok() {
             tables::retire(device, &before);
             self.table_came.notify_one();
@@ -247,6 +253,10 @@ impl Host {
             }
         }
         self.let_go(device, exchanged.is_ok());
+        if exchanged.is_err() && size < was {
+            // It goes on with all that it had.
+            return exchanged.and(self.tell_size(device, was).await);
+        }
         exchanged?;
         if size > before.tree.profile().size { self.tell_size(device, size).await } else { Ok(()) }
     }

@@ -13,6 +13,7 @@ on_both_engines!(
     requests_are_carried_out_where_the_table_says,
     tables_swapped_under_load_lose_nothing,
     what_a_suspension_held_back_is_carried_out_by_the_table_that_comes,
+    a_table_may_be_followed_by_one_on_another_kind_of_device,
 );
 
 const MIB: u64 = 1 << 20;
@@ -102,6 +103,84 @@ fn what_a_suspension_held_back_is_carried_out_by_the_table_that_comes(engine: En
     writer.join().unwrap();
     assert_eq!(std::fs::read(two).unwrap()[..4096], data);
     assert!(std::fs::read(one).unwrap().iter().all(|&byte| byte == 0), "nothing of it went the old way");
+}
+
+fn a_table_may_be_followed_by_one_on_another_kind_of_device(engine: Engine) {
+    let sandbox = Sandbox::new(engine);
+    sandbox.image("a.img", 4 * MIB);
+    let server = table_as(&sandbox, "t", "0 8192 linear ram:4M 0", &[]);
+    let mut peer = Peer::connect(&server.socket(), "t");
+    let data = noise(3, 65536);
+    for table in ["0 8192 linear a.img 0", "0 4096 linear a.img 0\n4096 4096 zero", "0 8192 linear ram:4M 0"]
+    {
+        sandbox.run(&["suspend", "t"]).ok();
+        let socket = server.socket();
+        let reader = std::thread::spawn(move || {
+            let mut peer = Peer::connect(&socket, "t");
+            let read = peer.read(0, 65536).unwrap();
+            peer.disconnect();
+            read
+        });
+        std::thread::sleep(Duration::from_millis(30));
+        let table = sandbox.text("next.table", table);
+        sandbox.run(&["table", "t", "--load", &table.to_string_lossy()]).ok();
+        sandbox.run(&["resume", "t"]).ok();
+        reader.join().unwrap();
+        peer.write(0, &data, CommandFlags::NONE).unwrap();
+        assert_eq!(peer.read(0, 65536).unwrap(), data);
+    }
+    peer.disconnect();
+}
+
+#[test]
+fn what_a_smaller_table_has_no_room_for_fails() {
+    let sandbox = Sandbox::default();
+    let image = sandbox.image("a.img", 2 * MIB);
+    let server = table_as(&sandbox, "t", "0 4096 linear a.img 0", &[]);
+    sandbox.run(&["suspend", "t"]).ok();
+    let socket = server.socket();
+    let writer = std::thread::spawn(move || {
+        let mut peer = Peer::connect(&socket, "t");
+        assert_eq!(peer.write(MIB, &[7; 512], CommandFlags::NONE), Err(NbdError::Io));
+        peer.disconnect();
+    });
+    std::thread::sleep(Duration::from_millis(50));
+    let table = sandbox.text("small.table", "0 1024 linear a.img 0");
+    sandbox.run(&["table", "t", "--load", &table.to_string_lossy()]).ok();
+    sandbox.run(&["resume", "t"]).ok();
+    writer.join().unwrap();
+    assert!(std::fs::read(image).unwrap().iter().all(|&byte| byte == 0), "nothing lies behind the table");
+}
+
+#[test]
+fn a_loaded_table_stands_on_what_its_device_is_when_it_is_resumed() {
+    let sandbox = Sandbox::default();
+    sandbox.image("one.img", MIB);
+    let two = sandbox.image("two.img", MIB);
+    let topology = format!(
+        "ring = \"{}\"\n[device.up]\ntable = \"0 1024 linear low 0\"\n\
+         [device.low]\ntable = \"0 2048 linear file:one.img 0\"\n\
+         [[export]]\ndevice = \"up\"\nnbd = \"unix:{}\"\n",
+        sandbox.engine().name(),
+        sandbox.path("s.sock").display()
+    );
+    sandbox.text("top.toml", &topology);
+    let server = sandbox.start(&mut sandbox.blockyard(&["up", "top.toml"]), 1);
+    let file = sandbox.text("up.table", "0 1024 linear low 1024");
+    sandbox.run(&["table", "up", "--load", &file.to_string_lossy()]).ok();
+    // The first is what is served already: the lock on its file is not taken twice, though the topology was named
+    // without a folder.
+    for table in ["0 2048 linear file:one.img 0", "0 2048 linear file:two.img 0"] {
+        let file = sandbox.text("low.table", table);
+        sandbox.run(&["table", "low", "--load", &file.to_string_lossy()]).ok();
+        sandbox.run(&["resume", "low"]).ok();
+    }
+    sandbox.run(&["resume", "up"]).ok();
+    let mut peer = Peer::connect(&server.socket(), "up");
+    peer.write(0, &[5; 512], CommandFlags::NONE).unwrap();
+    peer.flush().unwrap();
+    assert_eq!(std::fs::read(two).unwrap()[MIB as usize / 2..][..512], [5; 512]);
+    peer.disconnect();
 }
 
 #[test]

@@ -135,8 +135,11 @@ impl Reader<'_> {
         };
         let paths = self.parsed(at, "multipath");
         let stack = match (stack, paths) {
-            (Some(StackSpec::Table(table)), Some(paths)) => {
-                Some(StackSpec::Table(TableSpec { paths, ..table }))
+            (Some(StackSpec::Table(table)), paths) => {
+                // A table that is loaded later comes with an absolute path, and shares what this one has open.
+                let base = std::path::absolute(self.base).unwrap_or_else(|_| self.base.to_owned());
+                let paths = paths.unwrap_or(table.paths);
+                Some(StackSpec::Table(TableSpec { paths, ..table.rooted(&base) }))
             }
             (stack, _) => stack,
         };

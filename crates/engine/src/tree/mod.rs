@@ -191,9 +191,11 @@ impl Tree {
             Element::Device(device, _) => Ok(Tree::of_device(device)),
             Element::Layer(layer, below) => {
                 let below = below.iter().map(Tree::rebased).collect::<Result<_, _>>()?;
-                let opaque = self.profile.opaque;
                 let mut tree = Tree::over(layer.clone(), below)?.sized_by(self.extent.clone());
-                tree.profile.opaque &= opaque;
+                // What a table took away stays away, and what it forbade stays forbidden.
+                tree.profile.opaque &= self.profile.opaque;
+                tree.profile.lends &= self.profile.lends;
+                tree.profile.read_only |= self.profile.read_only;
                 Ok(tree)
             }
         }

@@ -173,8 +173,8 @@ pub(crate) fn load(spec: &TableSpec, around: &Surroundings<'_>) -> Result<(Tree,
             Tree::over(Arc::new(TableLayer::new(rows)), trees)?
         }
     };
-    // A table that comes later may look at data.
-    tree.profile.opaque = false;
+    // A table that comes later may look at data, or have no memory to lend: exports have made room for neither.
+    (tree.profile.opaque, tree.profile.lends) = (false, false);
     tree.profile.read_only |= spec.read_only;
     let immutable = known.iter().find(|kind| kind.immutable && targets.iter().any(|t| t.kind == kind.name));
     let immutable = immutable.map(|kind| kind.name);
