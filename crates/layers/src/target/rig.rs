@@ -1,5 +1,6 @@
 //! A target over disks of memory, for tests: data, what each disk was asked, and time that moves by itself.
 
+use super::chore::{Chore, Disks};
 use super::{Devices, LookupError, Place, Row, TableLayer, Target, TargetError, kinds, testing};
 use crate::Layer;
 use block::{Bytes, Cookie, Data, Flags, Op, Profile, Region, Request, Sectors, Segment, Status};
@@ -164,6 +165,39 @@ impl Devices for Cabinet {
     }
 }
 
+/// A target's devices, as whoever looks after targets sees them.
+#[derive(Clone)]
+pub(crate) struct Below(Vec<Shared>);
+
+impl Below {
+    fn ask(&mut self, device: usize) -> io::Result<()> {
+        match self.0[device].borrow_mut().failures.pop_front() {
+            Some(status) if !status.is_ok() => Err(io::Error::from_raw_os_error(status.errno())),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Disks for Below {
+    fn read(&mut self, device: usize, at: Bytes, into: &mut [u8]) -> io::Result<()> {
+        self.ask(device)?;
+        let at = at.0 as usize;
+        into.copy_from_slice(&self.0[device].borrow().content[at..at + into.len()]);
+        Ok(())
+    }
+
+    fn write(&mut self, device: usize, at: Bytes, from: &[u8]) -> io::Result<()> {
+        self.ask(device)?;
+        let at = at.0 as usize;
+        self.0[device].borrow_mut().content[at..at + from.len()].copy_from_slice(from);
+        Ok(())
+    }
+
+    fn flush(&mut self, device: usize) -> io::Result<()> {
+        self.ask(device)
+    }
+}
+
 fn profile_of(disk: &Shared) -> Profile {
     testing::profile(Bytes(disk.borrow().content.len() as u64))
 }
@@ -174,6 +208,8 @@ pub(crate) struct Rig {
     pub(crate) disks: Vec<Shared>,
     pub(crate) ring: Memory,
     pub(crate) profile: Profile,
+    /// Done while requests are under way, if they are to be.
+    pub(crate) chores: Vec<(Arc<dyn Chore>, Below)>,
     names: Vec<String>,
     queue: Queue<Memory>,
     log: Log,
@@ -194,7 +230,8 @@ impl Rig {
 
     /// On disks that there were before: what was cut off ends here.
     pub(crate) fn again(self, kind: &str, words: &str) -> Rig {
-        let kept = self.names.into_iter().zip(self.disks).collect();
+        let kept = self.kept();
+        drop(self);
         Rig::over(kind, words, kept, true).unwrap_or_else(|error| panic!("{kind} {words}: {error}"))
     }
 
@@ -235,9 +272,14 @@ impl Rig {
         let mut ring = Memory { time: Nanos(1), regions: Vec::new(), live: 0, timers: Vec::new() };
         let queue =
             Queue::new(config(), stack(&target, &profile, &disks, &log, table)).expect("a stack that fits");
+        let mut below = Below(disks.clone());
+        target.prepare(&mut below)?;
+        // The tests of mirrors do theirs step by step.
+        let chore = target.chore().filter(|_| kind.name != "mirror");
+        let chores = chore.map(|chore| (chore, below)).into_iter().collect();
         target.resume();
         ring.time = Nanos(1_000_000_000);
-        Ok(Rig { target, disks, ring, profile, names, queue, log })
+        Ok(Rig { target, disks, ring, profile, chores, names, queue, log })
     }
 
     /// The next requests to a disk end like this.
@@ -259,6 +301,9 @@ impl Rig {
     pub(crate) fn drain(&mut self) -> Vec<Status> {
         let mut ends = Vec::new();
         for _ in 0..100_000 {
+            for (chore, below) in self.chores.iter_mut().filter(|(chore, _)| chore.is_due()) {
+                chore.step(below);
+            }
             let done: Vec<_> = self.queue.done().collect();
             for end in done {
                 self.queue.release(end.tag);

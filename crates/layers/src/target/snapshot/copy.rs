@@ -4,7 +4,7 @@
 //! device, and has the exception written to its area: the data is flushed first, then the area is written and made
 //! durable. One request at a time writes areas, with the exceptions of all that wait.
 
-use super::store::{AreaWrite, Found, Header, Keeping, Store};
+use super::store::{AreaWrite, Found, Keeping, Store};
 use block::{Bytes, Cookie, Data, Flags, Op, Request, Segment, Status};
 use queue::{ChildKind, Cx, NodeId, Ring};
 use std::sync::Arc;
@@ -27,8 +27,6 @@ enum Step {
     Area,
     /// The area is flushed, where it could not be written with FUA.
     Settle,
-    /// The header says that the snapshot is not valid any more.
-    Header,
 }
 
 /// How far a copy is.
@@ -112,23 +110,13 @@ impl Copier {
 
     fn wait<R: Ring>(&self, copy: &mut Copy, io: Cookie, cx: &mut Cx<'_, R>) -> Progress {
         copy.step = Step::Wait;
-        cx.timer(io, cx.now().after(copy.look_ns));
-        copy.look_ns = (2 * copy.look_ns).min(LOOK_NS_MAX);
-        Progress::Held
+        self.later(copy, io, cx)
     }
 
-    fn spawn<R: Ring>(
-        &self,
-        copy: &mut Copy,
-        io: Cookie,
-        step: Step,
-        node: NodeId,
-        req: Request,
-        cx: &mut Cx<'_, R>,
-    ) -> Progress {
-        copy.step = step;
-        let spawned = cx.spawn(io, node, ChildKind::Copy, req);
-        debug_assert!(spawned.is_ok(), "there is a child for each request");
+    /// Look again, at the step that it is at.
+    fn later<R: Ring>(&self, copy: &mut Copy, io: Cookie, cx: &mut Cx<'_, R>) -> Progress {
+        cx.timer(io, cx.now().after(copy.look_ns));
+        copy.look_ns = (2 * copy.look_ns).min(LOOK_NS_MAX);
         Progress::Held
     }
 
@@ -174,37 +162,68 @@ impl Copier {
                 self.store.overflow();
                 return Progress::Failed(Status::IoError);
             }
-            return self.invalidate(copy, io, cx);
+            return self.invalidate(copy, cx);
         }
         let (at, len) = self.range(copy.chunk);
         if write.is_some_and(|req| req.offset <= at && req.end().0 >= at.0 + len) {
             // Nothing of what the origin has there is needed.
-            return self.write(copy, io, write, cx);
+            return self.take(copy, io, Step::Write, write, cx);
         }
-        let mut read = Request::new(Op::Read, at, Bytes(len));
-        read.data = Data::One(copy.buffer.slice(0, len as u32));
-        self.spawn(copy, io, Step::Read, self.origin, read, cx)
+        self.take(copy, io, Step::Read, write, cx)
     }
 
-    /// The chunk goes to the COW device, with what a write for the snapshot has changed in it.
-    fn write<R: Ring>(
+    /// Do a step, as soon as there is a child for it.
+    fn take<R: Ring>(
         &self,
         copy: &mut Copy,
         io: Cookie,
+        step: Step,
         write: Option<&Request>,
         cx: &mut Cx<'_, R>,
     ) -> Progress {
+        copy.step = step;
+        if cx.spare_children() == 0 {
+            return self.later(copy, io, cx);
+        }
         let (at, len) = self.range(copy.chunk);
+        let (new, area) = (copy.new.unwrap_or_default(), copy.area.map_or(Bytes::ZERO, |(at, _)| at));
         let whole = self.chunk_len();
-        cx.ring.bytes_mut(copy.buffer.slice(len as u32, (whole - len) as u32)).fill(0);
+        let (node, mut req) = match step {
+            Step::Read => (self.origin, Request::new(Op::Read, at, Bytes(len))),
+            Step::Write => {
+                self.fill(copy, write, cx);
+                (self.cow, Request::new(Op::Write, Bytes(new * whole), Bytes(whole)))
+            }
+            Step::Empty => {
+                cx.ring.bytes_mut(copy.buffer).fill(0);
+                let next = copy.area.and_then(|(_, next)| next).unwrap_or(area);
+                (self.cow, Request::new(Op::Write, next, Bytes(whole)))
+            }
+            Step::Area => {
+                self.store.copy_area(cx.ring.bytes_mut(copy.buffer));
+                let mut req = Request::new(Op::Write, area, Bytes(whole));
+                req.flags = if self.fua { Flags::FUA } else { Flags::NONE };
+                (self.cow, req)
+            }
+            Step::Flush | Step::Settle | Step::Wait => (self.cow, Request::flush()),
+        };
+        if req.op.moves_data() {
+            req.data = Data::One(copy.buffer.slice(0, req.len.0 as u32));
+        }
+        let spawned = cx.spawn(io, node, ChildKind::Copy, req);
+        debug_assert!(spawned.is_ok(), "there is a child for each request");
+        Progress::Held
+    }
+
+    /// What the copy holds beside what was read: zeroes behind the origin's end, and what a write for the snapshot changes.
+    fn fill<R: Ring>(&self, copy: &Copy, write: Option<&Request>, cx: &mut Cx<'_, R>) {
+        let (at, len) = self.range(copy.chunk);
+        let rest = (self.chunk_len() - len) as u32;
+        cx.ring.bytes_mut(copy.buffer.slice(len as u32, rest)).fill(0);
         if let Some(req) = write {
             let within = (req.offset.0 - at.0) as u32;
             overlay(req, copy.buffer.slice(within, req.len.0 as u32), cx);
         }
-        let Some(new) = copy.new else { return Progress::Failed(Status::IoError) };
-        let mut req = Request::new(Op::Write, Bytes(new * whole), Bytes(whole));
-        req.data = Data::One(copy.buffer);
-        self.spawn(copy, io, Step::Write, self.cow, req, cx)
     }
 
     /// The copy is there: see to it that an area says so.
@@ -224,37 +243,14 @@ impl Copier {
             return self.wait(copy, io, cx);
         };
         copy.area = Some((at, next_at));
-        self.spawn(copy, io, Step::Flush, self.cow, Request::flush(), cx)
+        self.take(copy, io, Step::Flush, None, cx)
     }
 
-    fn write_area<R: Ring>(&self, copy: &mut Copy, io: Cookie, cx: &mut Cx<'_, R>) -> Progress {
-        let Some((at, _)) = copy.area else { return Progress::Failed(Status::IoError) };
-        self.store.copy_area(cx.ring.bytes_mut(copy.buffer));
-        let mut req = Request::new(Op::Write, at, Bytes(self.chunk_len()));
-        req.data = Data::One(copy.buffer);
-        req.flags = if self.fua { Flags::FUA } else { Flags::NONE };
-        self.spawn(copy, io, Step::Area, self.cow, req, cx)
-    }
-
-    /// The snapshot is lost. Its header is to say so.
-    fn invalidate<R: Ring>(&self, copy: &mut Copy, io: Cookie, cx: &mut Cx<'_, R>) -> Progress {
-        let was = self.store.invalidate();
-        let block = 4096.max(copy.buffer.len);
-        if !was || self.store.keeping == Keeping::Transient || cx.spare_children() == 0 {
-            Copier::free(copy, cx);
-            return Progress::Failed(Status::IoError);
-        }
+    /// The snapshot is lost. Its [`Loss`](super::Loss) has its header say so.
+    fn invalidate<R: Ring>(&self, copy: &mut Copy, cx: &mut Cx<'_, R>) -> Progress {
+        self.store.invalidate();
         Copier::free(copy, cx);
-        let Some(buffer) = cx.ring.allocate(block.min(self.chunk_len() as u32)) else {
-            return Progress::Failed(Status::IoError);
-        };
-        copy.buffer = buffer;
-        let bytes = cx.ring.bytes_mut(buffer);
-        bytes.fill(0);
-        bytes[..16].copy_from_slice(&Header { valid: false, chunk: self.store.chunk }.encode());
-        let mut req = Request::new(Op::Write, Bytes::ZERO, Bytes(buffer.len.into()));
-        req.data = Data::One(buffer);
-        self.spawn(copy, io, Step::Header, self.cow, req, cx)
+        Progress::Failed(Status::IoError)
     }
 
     /// A child request ended.
@@ -266,46 +262,47 @@ impl Copier {
         status: Status,
         cx: &mut Cx<'_, R>,
     ) -> Progress {
-        if !status.is_ok() || copy.step == Step::Header {
-            return self.failed(copy, io, cx);
+        match status {
+            Status::Ok => {}
+            Status::Requeue => return self.give_up(copy, cx),
+            // Nothing is wrong with the device: the same again.
+            Status::Again | Status::Resource | Status::DeviceResource => return self.later(copy, io, cx),
+            _ => return self.failed(copy, cx),
         }
         match copy.step {
-            Step::Read => self.write(copy, io, write, cx),
+            Step::Read => self.take(copy, io, Step::Write, write, cx),
             Step::Write => {
                 if let Some(new) = copy.new {
                     self.store.copied(copy.chunk, new);
                 }
                 self.commit(copy, io, cx)
             }
-            Step::Flush => match copy.area {
-                Some((_, Some(next_at))) => {
-                    cx.ring.bytes_mut(copy.buffer).fill(0);
-                    let mut req = Request::new(Op::Write, next_at, Bytes(self.chunk_len()));
-                    req.data = Data::One(copy.buffer);
-                    self.spawn(copy, io, Step::Empty, self.cow, req, cx)
-                }
-                _ => self.write_area(copy, io, cx),
-            },
-            Step::Empty => self.write_area(copy, io, cx),
-            Step::Area if !self.fua => self.spawn(copy, io, Step::Settle, self.cow, Request::flush(), cx),
+            Step::Flush if copy.area.is_some_and(|(_, next)| next.is_some()) => {
+                self.take(copy, io, Step::Empty, write, cx)
+            }
+            Step::Flush | Step::Empty => self.take(copy, io, Step::Area, write, cx),
+            Step::Area if !self.fua => self.take(copy, io, Step::Settle, write, cx),
             Step::Area | Step::Settle => {
                 copy.area = None;
                 self.store.end_commit();
                 self.commit(copy, io, cx)
             }
-            Step::Wait | Step::Header => unreachable!("no child is under way in {:?}", copy.step),
+            Step::Wait => unreachable!("no child is under way while it waits"),
         }
     }
 
-    fn failed<R: Ring>(&self, copy: &mut Copy, io: Cookie, cx: &mut Cx<'_, R>) -> Progress {
-        if copy.step == Step::Header {
-            Copier::free(copy, cx);
-            return Progress::Failed(Status::IoError);
-        }
+    /// The table that comes does it, from the beginning.
+    fn give_up<R: Ring>(&self, copy: &mut Copy, cx: &mut Cx<'_, R>) -> Progress {
+        self.store.abandon(copy.chunk, copy.area.take().is_some());
+        Copier::free(copy, cx);
+        Progress::Failed(Status::Requeue)
+    }
+
+    fn failed<R: Ring>(&self, copy: &mut Copy, cx: &mut Cx<'_, R>) -> Progress {
         if copy.area.take().is_some() {
             self.store.fail_commit();
         }
-        self.invalidate(copy, io, cx)
+        self.invalidate(copy, cx)
     }
 
     /// What a request waited for may be there now.
@@ -316,9 +313,10 @@ impl Copier {
         write: Option<&Request>,
         cx: &mut Cx<'_, R>,
     ) -> Progress {
-        match copy.new {
-            Some(_) => self.commit(copy, io, cx),
-            None => self.start(copy, io, write, cx),
+        match (copy.step, copy.new) {
+            (Step::Wait, Some(_)) => self.commit(copy, io, cx),
+            (Step::Wait, None) => self.start(copy, io, write, cx),
+            (step, _) => self.take(copy, io, step, write, cx),
         }
     }
 }

@@ -16,12 +16,13 @@ mod tests;
 
 pub(super) use origin::kind as origin_kind;
 
+use super::chore::{Chore, Disks};
 use super::{Area, Devices, Kind, Names, Place, Status, Target, TargetError, Words, number, stack};
 use crate::Layer;
 use block::{Abilities, Bytes, Cookie, LimitsError, Op, Profile, Request, Sectors};
 use copy::{Copier, Copy, Progress};
 use queue::{ChildKind, Cx, Node, NodeId, Ring, Verdict};
-use registry::Member;
+use registry::{Lease, Member};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use store::{Found, Header, Keeping, Store};
@@ -51,8 +52,29 @@ struct Snapshot {
     features: Features,
     store: Arc<Store>,
     /// The origin knows of it while this is there.
-    member: Arc<Member>,
+    lease: Lease,
+    loss: Arc<Loss>,
 }
+
+/// Writes to the header of a snapshot that is lost that it is. Its origin's writes wait for that.
+struct Loss(Arc<Store>);
+
+impl Chore for Loss {
+    fn is_due(&self) -> bool {
+        self.0.is_settling()
+    }
+
+    fn step(&self, disks: &mut dyn Disks) {
+        let mut bytes = vec![0; self.0.chunk.bytes().0 as usize];
+        bytes[..16].copy_from_slice(&Header { valid: false, chunk: self.0.chunk }.encode());
+        // On a device that does not take it, it stays what it was: the origin does not wait for that for ever.
+        let _ = disks.write(COW, Bytes::ZERO, &bytes).and_then(|()| disks.flush(COW));
+        self.0.recorded();
+    }
+}
+
+/// The second device of a line.
+const COW: usize = 1;
 
 fn features(words: &[&str]) -> Result<Features, TargetError> {
     let mut features = Features::default();
@@ -127,17 +149,39 @@ fn make<R: Ring>(
         return Err(no_store);
     }
     check_len(place.len, chunk, origin_word, &profiles[0])?;
-    let opened = match keeping {
-        Keeping::Transient if chunk.0 == 0 => return Err(TargetError::new("Chunk size not set")),
-        Keeping::Transient => Store::new(keeping, chunk, profiles[1].size.sectors(), place.len),
-        Keeping::Persistent { .. } => open(keeping, chunk, place.len, cow, &profiles, devices)?,
-    };
-    let store = Arc::new(opened);
-    let fua = profiles[1].abilities.fua;
     let cow_len = profiles[1].size.sectors();
-    let member =
-        registry::join(devices.identity(origin), Member::new(store.clone(), cow_word, place.len, fua));
-    Ok(Arc::new(Snapshot { len: place.len, cow_len, features, store, member }))
+    let [origin_is, cow_is] = [origin, cow].map(|device| devices.identity(device).to_owned());
+    let lease = match registry::used(&cow_is) {
+        Some(lease) => {
+            check_handover(&lease, &origin_is, place.len, keeping)?;
+            lease
+        }
+        None => {
+            let store = match keeping {
+                Keeping::Transient if chunk.0 == 0 => return Err(TargetError::new("Chunk size not set")),
+                Keeping::Transient => Store::new(keeping, chunk, cow_len, place.len),
+                Keeping::Persistent { .. } => open(keeping, chunk, place.len, cow, &profiles, devices)?,
+            };
+            let fua = profiles[1].abilities.fua;
+            registry::join(&origin_is, &cow_is, Member::new(Arc::new(store), cow_word, place.len, fua))
+        }
+    };
+    let store = lease.member.store.clone();
+    if !chunk_fits(store.chunk, [&profiles[0], &profiles[1]]) {
+        return Err(no_store);
+    }
+    let loss = Arc::new(Loss(store.clone()));
+    Ok(Arc::new(Snapshot { len: place.len, cow_len, features, store, lease, loss }))
+}
+
+/// A store that is in use goes on as it is: with the same origin, as much of it, and kept in the same way.
+fn check_handover(lease: &Lease, origin: &str, len: Sectors, keeping: Keeping) -> Result<(), TargetError> {
+    let Member { store, len: was, .. } = &*lease.member;
+    let transient = |keeping| keeping == Keeping::Transient;
+    if lease.is_of(origin) && *was == len && transient(store.keeping) == transient(keeping) {
+        return Ok(());
+    }
+    Err(TargetError::new("Unable to hand over the store of another snapshot").with_errno(libc::EBUSY))
 }
 
 /// Read what a COW device holds, or make it hold an empty store.
@@ -183,6 +227,7 @@ fn open(
         }
         Some(Header { valid: false, .. }) => {
             store.invalidate();
+            store.recorded();
         }
         Some(_) => {
             let mut number = 0;
@@ -243,7 +288,7 @@ impl<R: Ring> Layer<R> for Snapshot {
             origin: below[0],
             cow: below[1],
             origin_len: self.len.bytes(),
-            fua: self.member.fua,
+            fua: self.lease.member.fua,
             for_origin: false,
         };
         Box::new(SnapshotNode {
@@ -287,6 +332,16 @@ impl<R: Ring> Target<R> for Snapshot {
                 format!("{} {} {kept} {chunk}{features}", names.shown(0), names.shown(1))
             }
         }
+    }
+
+    fn prepare(&self, _: &mut dyn Disks) -> Result<(), TargetError> {
+        self.store.set_cow_len(self.cow_len);
+        self.lease.activate();
+        Ok(())
+    }
+
+    fn chore(&self) -> Option<Arc<dyn Chore>> {
+        (self.store.keeping != Keeping::Transient).then(|| self.loss.clone() as Arc<dyn Chore>)
     }
 
     fn events(&self) -> u32 {

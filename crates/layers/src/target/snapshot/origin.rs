@@ -3,14 +3,16 @@
 use super::super::{Area, Devices, Kind, Names, Place, Status, Target, TargetError, stack};
 use super::copy::{Copier, Copy, Progress};
 use super::registry::{self, Group, Member};
-use super::store::Found;
+use super::store::{Found, Store};
 use crate::Layer;
-use block::{Cookie, LimitsError, Profile, Request, Sectors};
+use block::{Cookie, LimitsError, Profile, Request, Sectors, Status as End};
 use queue::{Cx, Node, NodeId, Ring, Verdict};
 use std::sync::Arc;
 
 /// How long a write waits for reads of a snapshot that are at the origin, before it looks again.
 const LOOK_NS: u64 = 50_000;
+/// The same while the header of a snapshot that is lost is written.
+const SETTLE_NS: u64 = 1_000_000;
 
 pub(in super::super) fn kind<R: Ring>() -> Kind<R> {
     Kind::new("snapshot-origin", [1, 9, 0], make)
@@ -80,6 +82,7 @@ impl<R: Ring> Layer<R> for Origin {
             copiers: self.members.iter().zip(&below[1..]).map(copier).collect(),
             group: self.group.clone(),
             joined: self.joined,
+            passed: Vec::new(),
             slots: Box::default(),
         })
     }
@@ -115,6 +118,8 @@ struct OriginNode {
     copiers: Box<[Copier]>,
     group: Arc<Group>,
     joined: u64,
+    /// Snapshots that this table does not know of, and whose headers do not say that they are lost yet.
+    passed: Vec<Arc<Store>>,
     /// By tag.
     slots: Box<[Slot]>,
 }
@@ -124,9 +129,10 @@ impl OriginNode {
     #[cold]
     fn pass_by(&mut self) {
         let (members, joined) = self.group.members();
-        for member in members {
-            if !self.copiers.iter().any(|copier| Arc::ptr_eq(&copier.store, &member.store)) {
-                member.store.invalidate();
+        for Member { store, .. } in members.iter().map(|member| &**member) {
+            if store.is_active() && !self.copiers.iter().any(|copier| Arc::ptr_eq(&copier.store, store)) {
+                store.invalidate();
+                self.passed.push(store.clone());
             }
         }
         self.joined = joined;
@@ -134,24 +140,51 @@ impl OriginNode {
 
     /// Copy for one snapshot after the other, then write.
     fn go_on<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
+        self.passed.retain(|store| store.is_settling());
+        if !self.passed.is_empty() {
+            cx.timer(io, cx.now().after(SETTLE_NS));
+            return Verdict::Held;
+        }
         let slot = &mut self.slots[io.tag.index()];
         while let Some(copier) = self.copiers.get(slot.snapshot) {
-            let chunk = req.offset.0 / copier.store.chunk.bytes().0;
-            let covered = req.offset < copier.origin_len && copier.store.is_valid();
-            if covered
-                && !matches!(copier.store.find(chunk), Found::Copied(_))
-                && copier.begin(&mut slot.copy, io, chunk, None, cx) == Progress::Held
-            {
-                return Verdict::Held;
+            let store = &copier.store;
+            let chunk = req.offset.0 / store.chunk.bytes().0;
+            let covered = req.offset < copier.origin_len && store.is_active();
+            if covered && store.is_valid() && !matches!(store.find(chunk), Found::Copied(_)) {
+                match copier.begin(&mut slot.copy, io, chunk, None, cx) {
+                    Progress::Held => return Verdict::Held,
+                    Progress::Failed(End::Requeue) => return Verdict::Up(End::Requeue),
+                    Progress::Done | Progress::Failed(_) => {}
+                }
             }
-            if covered && copier.store.is_valid() && copier.store.is_read(chunk) {
+            let waits = match store.is_valid() {
+                true if covered && store.is_read(chunk) => Some(LOOK_NS),
+                false if covered && store.is_settling() => Some(SETTLE_NS),
+                _ => None,
+            };
+            if let Some(nanos) = waits {
                 slot.copy = Copy::NONE;
-                cx.timer(io, cx.now().after(LOOK_NS));
+                cx.timer(io, cx.now().after(nanos));
                 return Verdict::Held;
             }
             slot.snapshot += 1;
         }
         Verdict::Down(self.device)
+    }
+
+    /// A copy is as far as that.
+    fn after<R: Ring>(
+        &mut self,
+        io: Cookie,
+        req: &Request,
+        progress: Progress,
+        cx: &mut Cx<'_, R>,
+    ) -> Verdict {
+        match progress {
+            Progress::Held => Verdict::Held,
+            Progress::Failed(End::Requeue) => Verdict::Up(End::Requeue),
+            Progress::Done | Progress::Failed(_) => self.go_on(io, req, cx),
+        }
     }
 }
 
@@ -168,7 +201,7 @@ impl<R: Ring> Node<R> for OriginNode {
         if self.joined != self.group.joined() {
             self.pass_by();
         }
-        if self.copiers.is_empty() {
+        if self.copiers.is_empty() && self.passed.is_empty() {
             return Verdict::Down(self.device);
         }
         self.slots[io.tag.index()] = Slot { snapshot: 0, copy: Copy::NONE };
@@ -177,14 +210,14 @@ impl<R: Ring> Node<R> for OriginNode {
 
     fn reap(&mut self, io: Cookie, req: &mut Request, result: i64, cx: &mut Cx<'_, R>) -> Verdict {
         let slot = &mut self.slots[io.tag.index()];
-        let copier = &self.copiers[slot.snapshot];
-        if result < 0 && !slot.copy.is_ours() {
-            return Verdict::Up(block::Status::from_result(result, 0));
+        if !slot.copy.is_ours() {
+            if result < 0 {
+                return Verdict::Up(End::from_result(result, 0));
+            }
+            return self.go_on(io, req, cx);
         }
-        if slot.copy.is_ours() && copier.look(&mut slot.copy, io, None, cx) == Progress::Held {
-            return Verdict::Held;
-        }
-        self.go_on(io, req, cx)
+        let progress = self.copiers[slot.snapshot].look(&mut slot.copy, io, None, cx);
+        self.after(io, req, progress, cx)
     }
 
     fn child_end(
@@ -192,15 +225,12 @@ impl<R: Ring> Node<R> for OriginNode {
         io: Cookie,
         req: &mut Request,
         _: &Request,
-        status: block::Status,
+        status: End,
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
         let slot = &mut self.slots[io.tag.index()];
-        let copier = &self.copiers[slot.snapshot];
-        if copier.child_ended(&mut slot.copy, io, None, status, cx) == Progress::Held {
-            return Verdict::Held;
-        }
-        self.go_on(io, req, cx)
+        let progress = self.copiers[slot.snapshot].child_ended(&mut slot.copy, io, None, status, cx);
+        self.after(io, req, progress, cx)
     }
 
     fn cancel(&mut self, io: Cookie, cx: &mut Cx<'_, R>) {

@@ -17,8 +17,8 @@
 
 use block::{Bytes, Sectors};
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// `SNAP_MAGIC`.
@@ -64,12 +64,17 @@ struct Meta {
 pub(super) struct Store {
     pub(super) keeping: Keeping,
     pub(super) chunk: Sectors,
-    cow_len: Sectors,
+    /// In sectors. It may grow when a table is put to use.
+    cow_len: AtomicU64,
     pairs: u64,
     table: Box<[OnceLock<Box<[AtomicU64]>>]>,
     meta: Mutex<Meta>,
     readers: Box<[AtomicU32]>,
     valid: AtomicBool,
+    /// Once it is not valid: its header says so, or there is none, or it could not be written.
+    recorded: AtomicBool,
+    /// A table that has it is in use.
+    active: AtomicBool,
     overflowed: AtomicBool,
     pub(super) events: AtomicU32,
 }
@@ -139,12 +144,14 @@ impl Store {
         Store {
             keeping,
             chunk,
-            cow_len,
+            cow_len: AtomicU64::new(cow_len.0),
             pairs,
             table: (0..pages).map(|_| OnceLock::new()).collect(),
             meta: Mutex::new(meta),
             readers: (0..BUCKETS).map(|_| AtomicU32::new(0)).collect(),
             valid: AtomicBool::new(true),
+            recorded: AtomicBool::new(!persistent),
+            active: AtomicBool::new(false),
             overflowed: AtomicBool::new(false),
             events: AtomicU32::new(0),
         }
@@ -161,7 +168,37 @@ impl Store {
 
     /// Chunks that fit the COW device.
     fn chunks(&self) -> u64 {
-        self.cow_len.0 / self.chunk.0
+        self.cow_len.load(Acquire) / self.chunk.0
+    }
+
+    /// Its COW device is that long by now.
+    pub(super) fn set_cow_len(&self, len: Sectors) {
+        self.cow_len.store(len.0, Release);
+    }
+
+    /// A table that has it is put to use. Whether that is the first one.
+    pub(super) fn activate(&self) -> bool {
+        !self.active.swap(true, AcqRel)
+    }
+
+    /// No table has it any more.
+    pub(super) fn retire(&self) {
+        self.active.store(false, Release);
+    }
+
+    /// Whether its origin has to copy for it, or wait for it.
+    pub(super) fn is_active(&self) -> bool {
+        self.active.load(Acquire)
+    }
+
+    /// It is not valid, and its header does not say so yet: until then no write may pass it by.
+    pub(super) fn is_settling(&self) -> bool {
+        !self.is_valid() && !self.recorded.load(Acquire) && self.is_active()
+    }
+
+    /// Its header says what it is, as far as that can be written.
+    pub(super) fn recorded(&self) {
+        self.recorded.store(true, Release);
     }
 
     /// The next data chunk is never one of an area.
@@ -232,7 +269,7 @@ impl Store {
     pub(super) fn allocate(&self) -> Option<u64> {
         let mut meta = self.lock();
         let new = meta.next_free;
-        if self.cow_len.0 < (new + 1) * self.chunk.0 {
+        if new >= self.chunks() {
             return None;
         }
         meta.next_free += 1;
@@ -271,7 +308,10 @@ impl Store {
             meta.writing.push((old, new));
         }
         meta.busy = true;
-        let next_at = (meta.committed == self.pairs).then(|| self.area_at(meta.current + 1));
+        // An area behind the end of the device holds nothing: the store is full.
+        let next_chunk = 1 + (self.pairs + 1) * (meta.current + 1);
+        let is_next = meta.committed == self.pairs && next_chunk < self.chunks();
+        let next_at = is_next.then(|| self.area_at(meta.current + 1));
         Some(AreaWrite { at: self.area_at(meta.current), next_at })
     }
 
@@ -294,6 +334,24 @@ impl Store {
         meta.busy = false;
     }
 
+    /// A copy that was begun is not made now. `commits`: nor is the area written that its request wrote; what others have in
+    /// it is theirs to write again.
+    pub(super) fn abandon(&self, old: u64, commits: bool) {
+        let mut meta = self.lock();
+        if commits {
+            let back = std::mem::take(&mut meta.writing);
+            let end = (meta.committed * PAIR) as usize;
+            meta.committed -= back.len() as u64;
+            let begin = (meta.committed * PAIR) as usize;
+            meta.area[begin..end].fill(0);
+            back.into_iter().rev().for_each(|pair| meta.ready.push_front(pair));
+            meta.busy = false;
+        }
+        meta.ready.retain(|&(ready, _)| ready != old);
+        drop(meta);
+        self.unclaim(old);
+    }
+
     /// It could not be written.
     pub(super) fn fail_commit(&self) {
         let mut meta = self.lock();
@@ -302,13 +360,11 @@ impl Store {
         meta.ready.clear();
     }
 
-    /// Nothing that the snapshot says can be believed any more. Whether it could before.
-    pub(super) fn invalidate(&self) -> bool {
-        let was = self.valid.swap(false, AcqRel);
-        if was {
+    /// Nothing that the snapshot says can be believed any more.
+    pub(super) fn invalidate(&self) {
+        if self.valid.swap(false, AcqRel) {
             self.events.fetch_add(1, Relaxed);
         }
-        was
     }
 
     /// It is full, and stays as it is.
@@ -333,6 +389,8 @@ impl Store {
     /// The origin is read for a chunk: who writes it waits.
     pub(super) fn read_begins(&self, chunk: u64) {
         self.bucket(chunk).fetch_add(1, AcqRel);
+        // Either it finds the copy next, or who made the copy finds it here.
+        fence(SeqCst);
     }
 
     pub(super) fn read_ends(&self, chunk: u64) {
@@ -340,6 +398,7 @@ impl Store {
     }
 
     pub(super) fn is_read(&self, chunk: u64) -> bool {
+        fence(SeqCst);
         self.bucket(chunk).load(Acquire) > 0
     }
 
@@ -350,7 +409,8 @@ impl Store {
             Keeping::Persistent { .. } => (meta.current + 2) * self.chunk.0,
             Keeping::Transient => 0,
         };
-        (meta.next_free * self.chunk.0, self.cow_len.0, areas)
+        let all = self.cow_len.load(Acquire);
+        ((meta.next_free * self.chunk.0).min(all), all, areas)
     }
 }
 
