@@ -8,6 +8,7 @@ use super::open::{device_size, length};
 use super::{Direct, File, FileSpec, OpenError, sys};
 use block::Bytes;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 impl File {
     /// The same file read and written past the page cache, or through it. What was written before is on
@@ -173,12 +174,14 @@ impl File {
         Ok(opened)
     }
 
-    /// Keep other writers off again.
+    /// Keep other writers off again. Where that fails, `show` says so from here on.
     ///
     /// # Errors
-    /// Somebody locks all of the file for writing.
+    /// Somebody locks the bytes that stand for it.
     pub fn deny_writers(&self) -> std::io::Result<()> {
-        super::lock::deny_writers(&self.handle, self.locked)
+        let denied = super::lock::deny_writers(&self.handle, self.locked);
+        self.shared.lets_writers.store(denied.is_err(), Ordering::Relaxed);
+        denied
     }
 
     fn identity(&self) -> Result<(u64, u64), OpenError> {

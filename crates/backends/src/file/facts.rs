@@ -65,6 +65,9 @@ pub struct Shared {
     pub(super) facts: Facts,
     /// A flush failed: what was written may be lost, and the kernel will not say so twice.
     flush_failed: AtomicBool,
+    /// Other writers were let in for a while, and could not be kept off again. Of the open file, whatever it is served
+    /// as.
+    pub(super) lets_writers: Arc<AtomicBool>,
     /// One at a time, for all queues. The kernel reports a lost write to one sync of an open file only: of two
     /// that run together the other would succeed, and its flush be answered, although what it was for is gone.
     pub(super) syncs: Rounds,
@@ -85,6 +88,7 @@ impl Shared {
         Arc::new(Shared {
             facts,
             flush_failed: AtomicBool::new(false),
+            lets_writers: Arc::default(),
             syncs: Rounds::default(),
             no_punch: AtomicBool::new(false),
             no_zero_range: AtomicBool::new(false),
@@ -101,6 +105,7 @@ impl Shared {
         Arc::new(Shared {
             facts,
             flush_failed: copy(&self.flush_failed),
+            lets_writers: Arc::clone(&self.lets_writers),
             syncs: Rounds::default(),
             no_punch: copy(&self.no_punch),
             no_zero_range: copy(&self.no_zero_range),

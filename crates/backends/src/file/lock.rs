@@ -18,9 +18,9 @@ use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 const DOES: i64 = 100;
-const DENIES: i64 = 200;
+pub(super) const DENIES: i64 = 200;
 const READ: i64 = 0;
-const WRITE: i64 = 1;
+pub(super) const WRITE: i64 = 1;
 const RESIZE: i64 = 3;
 /// How long a lock is tried for: the kernel takes a moment to end the rings of a program that was killed, and
 /// its files stay locked until then.

@@ -12,6 +12,7 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// File systems by magic number: name, whether they are memory, whether buffered writes know `RWF_NOWAIT`.
 /// Source: include/uapi/linux/magic.h, and `FMODE_NOWAIT` with `IOCB_NOWAIT` in their `write_iter`.
@@ -235,6 +236,10 @@ impl Backend for File {
 
     fn describe(&self) -> Vec<Fact> {
         let facts = self.shared.facts();
+        let locked = match self.shared.lets_writers.load(Ordering::Relaxed) {
+            true => "no more: another program took the locks during a commit (end it, and serve this anew)",
+            false => self.locked.describe(),
+        };
         let mut out = vec![
             ("backend", "file".to_owned()),
             ("path", self.spec.path.display().to_string()),
@@ -242,7 +247,7 @@ impl Backend for File {
             ("direct", self.why.clone()),
             ("file system", self.file_system.to_owned()),
             ("served", self.inline_policy().to_owned()),
-            ("locked", self.locked.describe().to_owned()),
+            ("locked", locked.to_owned()),
             // From here on as in /sys/block/loopN/loop.
             ("backing_file", self.backing_file()),
             ("offset", facts.start.0.to_string()),

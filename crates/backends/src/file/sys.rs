@@ -136,6 +136,14 @@ pub(super) fn hold_byte(file: &File, at: i64) -> io::Result<()> {
     answer(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) }.into()).map(drop)
 }
 
+/// Keep everybody else off that byte, as no program of ours does.
+#[cfg(test)]
+pub(super) fn take_byte(file: &File, at: i64) -> io::Result<()> {
+    let lock = byte_lock(libc::F_WRLCK, at);
+    // SAFETY: as above.
+    answer(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) }.into()).map(drop)
+}
+
 /// Let go of that byte.
 pub(super) fn let_go_of_byte(file: &File, at: i64) -> io::Result<()> {
     let lock = byte_lock(libc::F_UNLCK, at);

@@ -37,6 +37,25 @@ fn direct_io_is_switched_on_the_open_file_and_back() {
 }
 
 #[test]
+fn a_file_whose_locks_another_took_meanwhile_says_so_whatever_it_is_served_as() {
+    let (_dir, path) = image();
+    let file =
+        File::open(&FileSpec { read_only: true, direct: Direct::Off, ..FileSpec::new(&path) }).unwrap();
+    assert_eq!(fact(&file, "locked"), "against other writers");
+    let ours = file.reopened_for_writing().unwrap();
+    let later = file.remeasured().unwrap();
+    let other = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    drop(ours);
+    let byte = crate::file::lock::DENIES + crate::file::lock::WRITE;
+    crate::file::sys::take_byte(&other, byte).unwrap();
+    assert!(file.deny_writers().is_err());
+    assert!(fact(&later, "locked").starts_with("no more: another program"), "{}", fact(&later, "locked"));
+    drop(other);
+    file.deny_writers().unwrap();
+    assert_eq!(fact(&later, "locked"), "against other writers");
+}
+
+#[test]
 fn direct_io_that_is_not_possible_leaves_the_file_as_it_was() {
     let (_dir, path) = image();
     let spec = FileSpec { direct: Direct::Off, offset: Bytes(1), ..FileSpec::new(&path) };
