@@ -8,7 +8,7 @@ use crate::change::off_the_runtime;
 use crate::device::{CommitError, Device, DeviceConfig, DeviceError, Form};
 use crate::host::{Host, HostError};
 use crate::spec::StackSpec;
-use crate::tree::{self, Commit};
+use crate::tree::{self, Clients, Commit};
 use std::sync::Arc;
 
 /// Commit the uppermost overlay of a device that nobody serves.
@@ -28,13 +28,16 @@ impl Host {
         let form = before.clone();
         let commit = off_the_runtime(move || {
             let commit = Commit::of_served(&form.tree)?;
-            commit.carry(&form.tree)?;
+            commit.carry(&form.tree, Clients::GoOn)?;
             Ok(commit)
         })
         .await?;
         let form = before.clone();
         let exchanged = self.exchange(device, move || {
-            commit.carry(&form.tree)?;
+            let mut commit = commit;
+            // Something may have come to lie past the origin's end meanwhile.
+            commit.lengthen()?;
+            commit.carry(&form.tree, Clients::Wait)?;
             let (stack, layers) = (form.stack.clone(), form.layers.clone());
             let tree = commit.settle(&form.tree)?;
             Ok(Ok(Arc::new(Form { stack, layers, tree, table: form.table.clone() })))

@@ -3,7 +3,7 @@
 use blockyard_tests::disk::shell;
 use blockyard_tests::peer::Peer;
 use blockyard_tests::server::{Sandbox, Server, missing_root, noise};
-use blockyard_tests::tools::{command, missing, run, wait_within};
+use blockyard_tests::tools::{PATIENCE, command, missing, run, until, wait_within};
 use proto::nbd::CommandFlags;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
@@ -263,6 +263,86 @@ fn a_commit_that_is_killed_at_any_moment_loses_nothing_and_is_done_again() {
         (shown(&sandbox, "overlay holds"), shown(&sandbox, "overlay commit")),
         ("0".into(), String::new())
     );
+}
+
+/// Whether the newer of the two copies of an overlay's header says that a commit is under way.
+fn is_flagged(overlay: &Path) -> bool {
+    let head = std::fs::read(overlay).map(|bytes| bytes[..8192].to_vec()).unwrap_or_default();
+    let word = |copy: usize, at: usize| head.get(copy + at..copy + at + 8).map_or(&[0; 8][..], |word| word);
+    let newest = [0, 4096].into_iter().max_by_key(|&copy| word(copy, 16).iter().rev().collect::<Vec<_>>());
+    newest.is_some_and(|copy| word(copy, 24)[0] & 1 == 1)
+}
+
+#[test]
+fn what_is_written_past_the_end_of_the_origin_during_a_commit_is_kept() {
+    let sandbox = Sandbox::default();
+    let len = 4 * LEN;
+    let mut pair = Pair::new(&sandbox, len);
+    let (mut server, mut peer) = pair.serve(&sandbox, &format!(",create,size={}", 2 * len));
+    pair.model.resize(2 * len, 0);
+    for at in (0..len).step_by(LEN / 8) {
+        pair.write(&mut peer, at, &noise(at as u64 + 1, LEN / 8));
+    }
+    // When it begins there is nothing past the end: room for that has to be made while it goes on.
+    let mut commit = sandbox.blockyard(&["commit", "disk"]).spawn().expect("it starts");
+    until(PATIENCE, || is_flagged(&pair.overlay).then_some(())).expect("it begins");
+    std::thread::sleep(Duration::from_millis(5));
+    let mut at = len + 3 * 512;
+    while commit.try_wait().expect("it runs").is_none() && at < 2 * len - 8192 {
+        peer.write(at as u64, &noise(at as u64, 4096), CommandFlags::FUA).expect("a write");
+        pair.model[at..at + 4096].copy_from_slice(&noise(at as u64, 4096));
+        at += 5 * 4096;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let status = wait_within(&mut commit, PATIENCE).expect("it ends");
+    assert!(status.success() && at > len + 8192, "{status}, written up to {at}");
+    for half in [0, len] {
+        let read = peer.read(half as u64, len as u64).expect("a read");
+        assert!(read == pair.model[half..half + len], "after a commit, from {half} on");
+    }
+    peer.disconnect();
+    server.terminate();
+    sandbox.run(&["commit", &pair.stack(), "--layer", &pair.layer("")]).ok();
+    pair.is_in_the_base();
+}
+
+#[test]
+fn a_commit_that_is_killed_while_it_makes_its_origin_longer_is_done_again() {
+    if missing(&["strace"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let mut pair = Pair::new(&sandbox, MIB as usize);
+    pair.model.resize(2 * MIB as usize, 0);
+    let mut killed = 0;
+    // Each time a little later: at the flag, at the new length, at what is written.
+    for (call, last) in [("ftruncate", 1), ("pwrite64,pwritev,pwritev2", 3)] {
+        for when in 1..=last {
+            let _ = std::fs::remove_file(&pair.overlay);
+            std::fs::write(&pair.base, noise(99, MIB as usize)).expect("a base");
+            pair.model.fill(0);
+            pair.model[..MIB as usize].copy_from_slice(&noise(99, MIB as usize));
+            let (mut server, mut peer) = pair.serve(&sandbox, ",create,size=2M");
+            pair.write(&mut peer, 4096, &noise(when, 4096));
+            pair.write(&mut peer, 3 * MIB as usize / 2, &noise(when + 10, 4096));
+            peer.disconnect();
+            server.terminate();
+            let inject = format!("inject={call}:signal=SIGKILL:when={when}");
+            let layer = pair.layer("");
+            let mut traced = sandbox.tool(&["strace", "-f", "-o", "/dev/null", "-e", &inject]);
+            let program = sandbox.blockyard(&["commit", &pair.stack(), "--layer", &layer]);
+            traced.arg(program.get_program()).args(program.get_args());
+            killed += i32::from(run(&mut traced).status.signal() == Some(9));
+            let (mut server, mut peer) = pair.serve(&sandbox, "");
+            let read = peer.read(0, 2 * MIB).expect("a read");
+            assert!(read == pair.model, "killed at {call} {when}");
+            peer.disconnect();
+            server.terminate();
+            sandbox.run(&["commit", &pair.stack(), "--layer", &layer]).ok();
+            pair.is_in_the_base();
+        }
+    }
+    assert!(killed >= 3, "only {killed} were cut short");
 }
 
 struct Unmounted(PathBuf);

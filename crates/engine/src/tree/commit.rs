@@ -56,6 +56,15 @@ fn at(doing: &'static str) -> impl Fn(io::Error) -> CommitError {
     move |source| CommitError::Io { doing, source }
 }
 
+/// What the device's clients do meanwhile.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Clients {
+    /// They write on, past the origin's end, too: what has no room there yet is left for the last time.
+    GoOn,
+    /// They wait, or there are none: this is the last time.
+    Wait,
+}
+
 /// A commit under way: what is under the overlay, open to be written.
 pub(crate) struct Commit {
     index: Arc<Index>,
@@ -81,7 +90,7 @@ impl Commit {
         let again = Remake { file: Box::new(|file| file.reopened_for_writing()), tables: Tables::Keep };
         let base = origin.remade(&again).inspect_err(|_| deny_writers(file))?;
         let mut commit = Commit { index: index.clone(), base, reopened: Some(file.clone()) };
-        commit.lengthen()?;
+        commit.begin(tree)?;
         Ok(commit)
     }
 
@@ -91,45 +100,62 @@ impl Commit {
         let Element::Layer(_, below) = &mut tree.element else { return Err(CommitError::NoOverlay.into()) };
         // The overlay is not read through the tree any more, so its origin may be taken from it.
         let base = below.remove(0);
-        let mut commit = Commit { index: index.clone(), base, reopened: None };
-        commit.lengthen()?;
+        let index = index.clone();
+        let mut commit = Commit { index, base, reopened: None };
+        commit.begin(tree)?;
         Ok(commit)
     }
 
-    /// Room for what lies past the origin's end, if anything does.
-    fn lengthen(&mut self) -> Result<(), DeviceError> {
-        let (size, chunk) = (self.base.profile().size, self.index.layout().chunk);
-        let wanted = self.index.layout().size;
-        let last = self.index.next_live(size.0.div_ceil(chunk.0));
-        let ragged = !size.is_aligned(chunk.0) && self.index.next_live(size.0 / chunk.0).is_some();
-        if size >= wanted || last.is_none() && !ragged {
-            return Ok(());
+    /// From here on the origin may differ from the one that the overlay was made over, in its length, too.
+    fn begin(&mut self, tree: &Tree) -> Result<(), DeviceError> {
+        self.wanted()?;
+        let store = overlay(tree)?.1.last().ok_or(CommitError::NoOverlay)?;
+        write_header(&mut Scratch::new(store)?, |header| header.committing = true)?;
+        self.lengthen()
+    }
+
+    /// Room for what lies past the origin's end, if anything does by now.
+    pub(crate) fn lengthen(&mut self) -> Result<(), DeviceError> {
+        if let Some((file, size)) = self.wanted()? {
+            self.base = Tree::leaf(Source::File(file.resized(size)?));
+        }
+        Ok(())
+    }
+
+    /// The file that has to become longer before all chunks fit, and how long.
+    fn wanted(&self) -> Result<Option<(&Arc<File>, Bytes)>, CommitError> {
+        let layout = self.index.layout();
+        let size = self.base.profile().size;
+        if size >= layout.size || self.index.next_live(size.0 / layout.chunk.0).is_none() {
+            return Ok(None);
         }
         match &self.base.element {
             Element::Backend(source) => match &**source {
-                Source::File(file) if !file.shared().facts().block_device => {
-                    self.base = Tree::leaf(Source::File(file.resized(wanted)?));
-                    Ok(())
-                }
-                _ => Err(CommitError::Shorter(wanted).into()),
+                Source::File(file) if !file.shared().facts().block_device => Ok(Some((file, layout.size))),
+                _ => Err(CommitError::Shorter(layout.size)),
             },
-            _ => Err(CommitError::Shorter(wanted).into()),
+            _ => Err(CommitError::Shorter(layout.size)),
         }
     }
 
     /// Write all chunks down that differ, and flush. May be done again, for what has changed since.
-    pub(crate) fn carry(&self, tree: &Tree) -> Result<(), DeviceError> {
+    pub(crate) fn carry(&self, tree: &Tree, clients: Clients) -> Result<(), DeviceError> {
         let store = &overlay(tree)?.1.last().ok_or(CommitError::NoOverlay)?;
         let layout = self.index.layout();
         let mut store = Scratch::new(store)?;
         let mut base = Scratch::new(&self.base)?;
-        write_header(&mut store, |header| header.committing = true)?;
-        let end = layout.size.min(self.base.profile().size).0;
+        let room = self.base.profile().size.0;
         let (mut ours, mut theirs) = (vec![0; PIECE_LEN as usize], vec![0; PIECE_LEN as usize]);
         let mut from = 0;
         while let Some(run) = self.index.next_live(from) {
             from = run.end;
-            let (mut offset, stop) = (run.start * layout.chunk.0, (run.end * layout.chunk.0).min(end));
+            let (mut offset, stop) =
+                (run.start * layout.chunk.0, (run.end * layout.chunk.0).min(layout.size.0));
+            if stop > room && clients == Clients::Wait {
+                // What does not fit must not be taken for carried.
+                return Err(CommitError::Shorter(layout.size).into());
+            }
+            let stop = stop.min(room);
             while offset < stop {
                 let len = PIECE_LEN.min(stop - offset) as usize;
                 let (ours, theirs) = (&mut ours[..len], &mut theirs[..len]);
@@ -196,7 +222,7 @@ pub(crate) fn commit(
     }
     let mut tree = cow::open(tree, &CowSpec { create: false, chunk: None, size: None, ..spec.clone() })?;
     let commit = Commit::of_opened(&mut tree)?;
-    commit.carry(&tree)?;
+    commit.carry(&tree, Clients::Wait)?;
     let store = overlay(&tree)?.1.last().ok_or(CommitError::NoOverlay)?;
     let identity = cow::identify(&commit.base).map_err(at("reading what is under it"))?;
     write_header(&mut Scratch::new(store)?, |header| {

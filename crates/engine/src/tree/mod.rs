@@ -21,7 +21,7 @@ mod table;
 
 pub(crate) use build::{commit, open, open_table};
 pub use commit::CommitError;
-pub(crate) use commit::{Commit, give_back};
+pub(crate) use commit::{Clients, Commit, give_back};
 pub use cow::CowError;
 pub use part::PartError;
 pub(crate) use part::{TABLE_FACT, table_facts};
