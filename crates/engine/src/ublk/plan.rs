@@ -68,15 +68,7 @@ impl Plan {
             None => at.best(),
         };
         let batch = batch(spec, choice.mode, zoned, has)?;
-        if spec.shmem.is_some() {
-            // Others change it while we have it, so nobody here may look at it.
-            if !profile.opaque {
-                return Err(UblkError::NoSharing("the stack looks at data"));
-            }
-            if choice.mode == DataMode::GetData {
-                return Err(UblkError::NoSharing("get-data names memory of its own"));
-            }
-        }
+        check_sharing(spec, profile, choice.mode)?;
         let mut essential = vec![(choice.mode.features(), "mode=…"), (recovery.features(), "recovery=…")];
         for (wanted, feature, option) in [
             (spec.unprivileged, Features::UNPRIVILEGED_DEV, "unprivileged"),
@@ -147,6 +139,10 @@ impl Plan {
             in_place: answers_at_once(profile),
         };
         at.check(made)?;
+        check_sharing(spec, profile, made)?;
+        if spec.shmem.is_some() && !features.has(Features::SHMEM_ZC) {
+            return Err(UblkError::NoSharing("the device was made without"));
+        }
         let io_max = Bytes(info.max_io_buf_bytes.into());
         let now = params::of(profile, io_max)?;
         Ok(Plan {
@@ -195,6 +191,17 @@ fn recovery(spec: &UblkSpec, survives: bool) -> Result<Recovery, UblkError> {
         Some(asked) => Ok(asked),
         None if survives && !spec.unprivileged => Ok(Recovery::Reissue),
         None => Ok(Recovery::None),
+    }
+}
+
+/// Whether clients' memory can be shared, if that is asked for.
+fn check_sharing(spec: &UblkSpec, profile: &Profile, mode: DataMode) -> Result<(), UblkError> {
+    match () {
+        () if spec.shmem.is_none() => Ok(()),
+        // Others change it while we have it, so nobody here may look at it.
+        () if !profile.opaque => Err(UblkError::NoSharing("the stack looks at data")),
+        () if mode == DataMode::GetData => Err(UblkError::NoSharing("get-data names memory of its own")),
+        () => Ok(()),
     }
 }
 
@@ -329,6 +336,32 @@ mod tests {
         let spec = "shmem=/dev/shm/x".parse().unwrap();
         let refused = Plan::new(&spec, &looks, true, 128, 2, all).err().unwrap().to_string();
         assert!(refused.contains("the stack looks at data"), "{refused}");
+    }
+
+    #[test]
+    fn a_device_that_is_taken_over_shares_memory_under_the_same_conditions() {
+        let take_over = |profile: &Profile, features: Features| {
+            let info = DeviceInfo {
+                flags: features.0,
+                queue_depth: 8,
+                nr_hw_queues: 1,
+                max_io_buf_bytes: 64 << 10,
+                ..DeviceInfo::default()
+            };
+            let spec = "shmem=/dev/shm/x".parse().unwrap();
+            let params = params::of(profile, Bytes(64 << 10)).unwrap();
+            Plan::of(&spec, profile, &info, &params, Some(Features::KNOWN))
+                .map(|_| ())
+                .map_err(|e| e.to_string())
+        };
+        let sharing = DataMode::UserCopy.features().with(Features::SHMEM_ZC);
+        assert_eq!(take_over(&profile(), sharing), Ok(()));
+        let why = take_over(&profile(), DataMode::UserCopy.features()).unwrap_err();
+        assert!(why.contains("the device was made without (leave out shmem=…)"), "{why}");
+        let why = take_over(&Profile { opaque: false, ..profile() }, sharing).unwrap_err();
+        assert!(why.contains("the stack looks at data"), "{why}");
+        let why = take_over(&profile(), DataMode::GetData.features().with(Features::SHMEM_ZC)).unwrap_err();
+        assert!(why.contains("get-data names memory of its own"), "{why}");
     }
 
     #[test]

@@ -39,6 +39,13 @@ pub(super) enum Outcome {
     Fine,
     /// The driver refused it with this errno.
     Refused(i32),
+    /// The device ends: the driver has taken back every tag that is listed in this buffer.
+    Gone {
+        /// Which of both buffers. It is not touched before the next telling.
+        half: usize,
+        /// How many tags.
+        count: u16,
+    },
     /// It refused one tag of it with this errno.
     RefusedTag(u16, i32),
 }
@@ -209,6 +216,9 @@ impl Batch {
         if result == len * i64::from(count) {
             return Outcome::Fine;
         }
+        if result == -i64::from(libc::ENODEV) {
+            return Outcome::Gone { half: index, count };
+        }
         let done = (result.max(0) / len) as u16;
         let (refused, _) = self.element(index, done, ring);
         for at in done + 1..count {
@@ -217,6 +227,11 @@ impl Batch {
             self.add(Told { tag, buffer, result, address }, ring);
         }
         Outcome::RefusedTag(refused.tag, if result < 0 { -result as i32 } else { libc::EIO })
+    }
+
+    /// One of the tags in a buffer, by the driver's number.
+    pub(super) fn tag<D: Driver>(&self, half: usize, at: u16, ring: &D) -> u16 {
+        self.element(half, at, ring).0.tag
     }
 
     /// What a buffer says of one tag.

@@ -140,6 +140,8 @@ impl Lane {
         if lane.config.batch {
             if let Err(error) = lane.fetch_all(ring) {
                 lane.live = 0;
+                // What came with the configuration stays the caller's, as where its own memory cannot be had.
+                lane.config.client_memory = None;
                 lane.close(ring);
                 return Err(error);
             }
@@ -203,10 +205,20 @@ impl Lane {
 
     /// A command for many tags has ended.
     #[cold]
-    fn batch_refused(&mut self, outcome: Outcome) {
+    fn batch_refused<D: Driver>(&mut self, outcome: Outcome, ring: &mut D) {
         match outcome {
             Outcome::Fine => {}
             Outcome::Refused(errno) => self.refused(errno),
+            Outcome::Gone { half, count } => {
+                for at in 0..count {
+                    let tag = self.batch.as_ref().map_or(0, |(batch, _)| batch.tag(half, at, ring));
+                    let tag = tag.wrapping_sub(self.config.first_tag);
+                    let slot = self.slots.get(usize::from(tag));
+                    if slot.is_some_and(|slot| slot.stage == Stage::Fetched) {
+                        self.taken_back(tag, ring);
+                    }
+                }
+            }
             Outcome::RefusedTag(tag, errno) => {
                 self.refused(errno);
                 if let Some(slot) = self.slots.get_mut(usize::from(tag - self.config.first_tag)) {
@@ -225,7 +237,7 @@ impl Lane {
         let outcome = batch.ended(number, result, ring);
         let is_over = !batch.is_fetching() && !batch.is_telling();
         if outcome != Outcome::Fine {
-            self.batch_refused(outcome);
+            self.batch_refused(outcome, ring);
         }
         if is_over {
             // Whatever the driver has, it does not come back with a request any more.

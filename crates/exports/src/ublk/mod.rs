@@ -116,7 +116,7 @@ impl Front {
     /// Serve a queue: fetch its tags.
     ///
     /// # Errors
-    /// Nothing was begun then.
+    /// Nothing was begun then; the file and the clients' memory of the configuration are still the caller's.
     pub fn open_lane<D: Driver>(&mut self, config: LaneConfig, ring: &mut D) -> Result<(), OpenLaneError> {
         let index = usize::from(config.queue.0);
         let lane = Lane::open(config, ring)?;

@@ -37,6 +37,8 @@ pub struct ModelRing<R> {
     pub inner: R,
     /// So many copies to come are refused for want of room.
     pub copies_refused: u32,
+    /// After so many more pieces of memory there is none to [`reserve`](Driver::reserve).
+    pub reserves_left: u32,
     device: CharDevice,
     ring: RingId,
     thread: u64,
@@ -73,6 +75,7 @@ impl<R: Ring> ModelRing<R> {
         ModelRing {
             inner,
             copies_refused: 0,
+            reserves_left: u32::MAX,
             device,
             ring,
             thread,
@@ -192,6 +195,7 @@ impl<R: Ring> Driver for ModelRing<R> {
     }
 
     fn reserve(&mut self, len: u64) -> Option<LaneMemory> {
+        self.reserves_left = self.reserves_left.checked_sub(1)?;
         self.inner.allocate(u32::try_from(len).ok()?).map(LaneMemory::Buffers)
     }
 

@@ -137,13 +137,19 @@ impl Rig {
     /// One turn, as a reactor makes it. Whether anything happened.
     fn turn(&mut self) -> bool {
         let mut busy = false;
+        while let Some((token, result)) = self.ring.next_ended() {
+            self.front.ended(token, result, &mut self.ring, &mut self.queues);
+            busy = true;
+        }
+        busy | self.turn_without_ends()
+    }
+
+    /// The same but for what the driver has ended.
+    fn turn_without_ends(&mut self) -> bool {
+        let mut busy = false;
         while let Some((queue, cookie, result)) = self.ring.inner.reap() {
             self.ring.io_ended(queue::IoId { queue, cookie }, result);
             self.queues.touch(queue).complete(cookie, result, &mut self.ring);
-            busy = true;
-        }
-        while let Some((token, result)) = self.ring.next_ended() {
-            self.front.ended(token, result, &mut self.ring, &mut self.queues);
             busy = true;
         }
         let mut touched = Vec::new();
@@ -429,6 +435,63 @@ fn a_refused_command_is_remembered_and_its_tag_given_up() {
     rig.front.ended(token, -i64::from(libc::EBUSY), &mut rig.ring, &mut rig.queues);
     assert_eq!(rig.shared.refused.load(Relaxed), libc::EBUSY);
     assert_eq!(rig.shared.tags.load(Relaxed), u32::from(DEPTH) - 1);
+}
+
+#[test]
+fn a_queue_without_memory_for_its_batches_leaves_everything_with_its_caller() {
+    let mut rig = rig(DataMode::Copy, Behind::File);
+    let client = rig.ring.inner.allocate(CLIENT_MEMORY as u32).unwrap();
+    let before = rig.memory_in_use();
+    // Its buffers can be had, the lists of what is done cannot.
+    for left in [0, 1] {
+        rig.ring.reserves_left = left;
+        let config = LaneConfig {
+            queue: QueueId(rig.queue.0 + 1),
+            file: rig.ring.file(),
+            descriptors: rig.ring.descriptors(0).unwrap(),
+            q_id: 0,
+            first_tag: 0,
+            depth: DEPTH,
+            mode: DataMode::Copy,
+            lends: false,
+            io_max: IO_MAX,
+            batch: true,
+            client_memory: Some(ClientMemory { region: client.region, len: CLIENT_MEMORY, index: 0 }),
+            encoded: true,
+            shared: Arc::new(LaneShared::default()),
+        };
+        let refused = rig.front.open_lane(config, &mut rig.ring);
+        assert!(matches!(refused, Err(OpenLaneError::Memory)), "{left}");
+        assert_eq!(rig.memory_in_use(), before, "{left}: neither kept nor given back twice");
+    }
+    rig.ring.inner.free(client);
+}
+
+#[test]
+fn what_a_device_that_ends_is_told_of_many_tags_takes_them_all_back() {
+    let mut rig = rig_by(DataMode::Copy, Behind::Null, true);
+    rig.settle();
+    for number in 0..u64::from(DEPTH) {
+        rig.ask(request(KernelOp::Write, number * 8, 8, 1));
+    }
+    let mut told = 0;
+    for _ in 0..1000 {
+        // The ends of what it is told are other ones, as of a device that is being stopped.
+        let mut ended = Vec::new();
+        while let Some(end) = rig.ring.next_ended() {
+            ended.push(end);
+        }
+        for (token, result) in ended {
+            let is_telling = token.number > 1 << 16 && result > 0;
+            told += u32::from(is_telling);
+            let result = if is_telling { -i64::from(libc::ENODEV) } else { result };
+            rig.front.ended(token, result, &mut rig.ring, &mut rig.queues);
+        }
+        rig.turn_without_ends();
+    }
+    assert_eq!(told, 1, "all at once");
+    assert_eq!(rig.shared.tags.load(Relaxed), 0);
+    assert_eq!(rig.shared.refused.load(Relaxed), 0, "nothing was refused");
 }
 
 #[test]
