@@ -5,10 +5,12 @@
 
 use blockyard_tests::disk::{Loop, missing_file_system, missing_loop, shell};
 use blockyard_tests::server::{Engine, Sandbox, Server, noise};
-use blockyard_tests::tools::{PATIENCE, skip, until};
+use blockyard_tests::tools::{PATIENCE, command, missing, run, skip, until, wait_within};
 use std::fs::File;
+use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 const MIB: u64 = 1 << 20;
@@ -60,6 +62,8 @@ fn requests_through_io_uring_are_what_they_are_through_the_device() {
     any_bytes_are_read_and_written();
     blocks_that_are_large_are_read_in_part();
     what_is_forced_away_leaves_nobody_waiting();
+    what_is_mounted_elsewhere_leaves_nobody_waiting();
+    threads_without_memory_for_it_leave_no_mount();
     a_file_system_survives_a_killed_server();
     drop(switched);
     without_the_switch_it_says_so();
@@ -134,6 +138,63 @@ fn what_is_forced_away_leaves_nobody_waiting() {
     // Well under the ten seconds for which a reactor would wait for what the kernel keeps.
     assert!(start.elapsed().as_secs() < 8, "it took {:?}", start.elapsed());
     assert!(file.read_at(&mut [0; 512], 0).is_err(), "who still has it gets errors");
+}
+
+fn what_is_mounted_elsewhere_leaves_nobody_waiting() {
+    let sandbox = Sandbox::new(Engine::IoUring);
+    let path = sandbox.path("disk.raw");
+    // The process goes on for the other's sake: its end would be told to everyone, too.
+    let topology = format!(
+        "[device.disk]\nstack = \"ram:4M\"\n[device.other]\nstack = \"ram:4M\"\n\
+         [[export]]\ndevice = \"disk\"\nfuse = \"{},uring=on\"\n\
+         [[export]]\ndevice = \"other\"\nnbd = \"unix:{}\"\n",
+        path.display(),
+        sandbox.path("other.sock").display()
+    );
+    let mut server = sandbox.up(&topology, 2);
+    let program =
+        "exec 3<\"$0\"; echo open; read go; ! dd if=/dev/fd/3 of=/dev/null iflag=direct bs=4096 count=1";
+    let mut elsewhere = command(&["unshare", "-m", "--propagation", "private", "sh", "-c", program]);
+    elsewhere.arg(&path).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut elsewhere = elsewhere.spawn().expect("unshare starts");
+    let mut line = [0; 5];
+    elsewhere.stdout.take().expect("a pipe").read_exact(&mut line).expect("it opens the file");
+    let start = std::time::Instant::now();
+    sandbox.run(&["del", "disk"]).ok();
+    // Well under the ten seconds for which a reactor would wait for what the kernel keeps.
+    assert!(start.elapsed().as_secs() < 8, "it took {:?}", start.elapsed());
+    elsewhere.stdin.take().expect("a pipe").write_all(b"go\n").expect("it listens");
+    let status = wait_within(&mut elsewhere, PATIENCE).expect("who has it elsewhere is told");
+    assert!(status.success(), "and gets an error");
+    server.terminate();
+}
+
+fn threads_without_memory_for_it_leave_no_mount() {
+    if missing(&["prlimit"]) {
+        return;
+    }
+    let sandbox = Sandbox::new(Engine::IoUring);
+    let image = sandbox.image("image", 4 << 20);
+    let path = sandbox.path("disk.raw");
+    let stack = format!("file:{},direct=on", image.display());
+    let words = |uring: &str| {
+        let export = format!("{},uring={uring}", path.display());
+        ["serve", &stack, "--name", "disk", "--fuse", &export].map(str::to_owned)
+    };
+    let without = words("off");
+    let mut server = sandbox.start(&mut sandbox.blockyard(&without.each_ref().map(String::as_str)), 1);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).expect("its status");
+    let most = status.lines().find_map(|line| line.strip_prefix("VmPeak:")).expect("its size");
+    let most: u64 = most.trim().trim_end_matches(" kB").parse().expect("a number");
+    server.terminate();
+    // Less than the entries of one queue whose requests wait for a disk: those want more than 32 MiB.
+    let limit = format!("--as={}", (most << 10) + 16 * MIB);
+    let program = sandbox.blockyard(&[]).get_program().to_owned();
+    let mut limited = sandbox.tool(&["prlimit", &limit]);
+    let why = run(limited.arg(program).args(words("on"))).failed_with(1);
+    assert!(why.contains("give it uring=off"), "{why}");
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("the mounts");
+    assert!(!mounts.contains(&path.display().to_string()), "nothing is left of it");
 }
 
 fn a_file_system_survives_a_killed_server() {

@@ -51,6 +51,14 @@ pub enum FuseError {
     /// Requests cannot come through io_uring.
     #[error("uring=on: {0}")]
     OverUring(String),
+    /// The kernel would wait for a thread of ours.
+    #[error("{}: its requests cannot be taken through io_uring: {why} (give it uring=off)", path.display())]
+    Enlist {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
     /// The kernel did not say what it can.
     #[error("{}: the kernel said nothing within {} s of mounting (is the machine overloaded? try again)", path.display(), FIRST_WORDS_MAX.as_secs())]
     NoWords {
@@ -158,7 +166,8 @@ impl FuseExport {
             return Err(FuseError::NoWords { path: self.mount.path().to_owned() });
         };
         if self.way.wanted {
-            over_uring::enlist(host, device, &self.shared);
+            over_uring::enlist(host, device, &self.shared)
+                .map_err(|why| FuseError::Enlist { path: self.mount.path().to_owned(), why })?;
         }
         let Some(backing) = backing else { return Ok(()) };
         let refused = |why: String| FuseError::Passthrough { why };
@@ -195,10 +204,12 @@ impl FuseExport {
                 }
             };
         }
+        // While it is mounted, the number is nobody else's.
+        let connection = self.connection();
         if lazily {
             // Whoever has the file gets errors rather than waits for us: what io_uring brings us we cannot refuse in
-            // any other way. While it is mounted, the number is nobody else's.
-            let _ = self.connection().map(fuse::abort);
+            // any other way.
+            let _ = connection.map(fuse::abort);
         }
         match fuse::unmount(path, lazily, self.mount.made_file()) {
             Ok(()) => {}
@@ -211,6 +222,9 @@ impl FuseExport {
             Err(source) => return Err(FuseError::Unmount { path: path.to_owned(), source }),
         }
         drop(self.device.lock().unwrap_or_else(PoisonError::into_inner).take());
+        if let Some(number) = connection.filter(|_| self.shared.over_io_uring() == Ok(true)) {
+            over_uring::end_elsewhere(number, self.name.clone(), self.shared.clone());
+        }
         Ok(())
     }
 }

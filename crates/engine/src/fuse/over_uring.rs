@@ -10,11 +10,21 @@ use crate::reactor::Attach;
 use crate::spec::{FuseSpec, OverUring};
 use exports::fuse::Shared;
 use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 /// Whether the kernel is to offer it.
 const PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
 /// Processors that the machine may have, as ranges.
 const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
+
+/// How long a reactor may take to hand over its entries.
+const ENLIST_MAX: Duration = Duration::from_secs(5);
+
+/// How long a mount may live on after it was unmounted: longer than the kernel needs to tell all who serve it.
+const ELSEWHERE_MAX: Duration = Duration::from_secs(1);
+/// How often that is looked for.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// What was chosen.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -75,24 +85,68 @@ fn obstacle(spec: &FuseSpec, host: &Host) -> Option<String> {
     }
 }
 
-/// Have the reactors take requests of all queues. The kernel has agreed to it.
-pub(super) fn enlist(host: &Host, device: &Arc<Device>, shared: &Arc<Shared>) {
+/// Have the reactors take requests of all queues, and wait until each has handed over its entries. The kernel has agreed
+/// to it.
+///
+/// # Errors
+/// Why one of them could not: then whoever uses the file would wait for ever, so the mount has to go.
+pub(super) fn enlist(host: &Host, device: &Arc<Device>, shared: &Arc<Shared>) -> Result<(), String> {
     if shared.over_io_uring() != Ok(true) {
-        return;
+        return Ok(());
     }
     let queues = possible(&std::fs::read_to_string(POSSIBLE).unwrap_or_default());
     let reactors = host.reactors().len();
+    let (told, is_told) = mpsc::channel();
     for number in 0..reactors {
         let own: Vec<u16> = (0..queues).filter(|queue| usize::from(*queue) % reactors == number).collect();
-        let shared = shared.clone();
+        let (shared, told) = (shared.clone(), told.clone());
         let attach: Attach = Box::new(move |lane, fronts, turn| {
             let at_once = lane.facts.in_place || lane.facts.lends;
-            if let Err(error) = fronts.fuse.enlist(&shared, &own, at_once, turn) {
-                tracing::error!(%error, "requests of a mount could not be taken through io_uring");
-            }
+            let enlisted = fronts.fuse.enlist(&shared, &own, at_once, turn);
+            // Whoever has waited for it in vain has taken the mount away.
+            let _ = told.send(enlisted.map_err(|error| error.to_string()));
         });
         host.attach_to(number, device.clone(), attach);
     }
+    drop(told);
+    let deadline = Instant::now() + ENLIST_MAX;
+    for _ in 0..reactors {
+        match is_told.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(enlisted) => enlisted?,
+            Err(RecvTimeoutError::Timeout) => return Err("an I/O thread did not answer in time".to_owned()),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err("an I/O thread has no queue for the device".to_owned());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// See to it that a mount which is unmounted here ends in other mount namespaces, too. They got it with all others when
+/// they were made, and keep it alive; who uses it there would wait for us for ever, and we for the entries.
+pub(super) fn end_elsewhere(connection: u32, name: String, shared: Arc<Shared>) {
+    let watch = move || {
+        let start = Instant::now();
+        while shared.channels() > 0 && start.elapsed() < ELSEWHERE_MAX {
+            std::thread::sleep(LOOK);
+        }
+        // Where nobody has it any more, the number may be another's by now, whose threads take their time.
+        let is_anothers =
+            |one: &fuse::Mounted| one.device.1 == connection && one.device_name() != Some(&name);
+        if shared.channels() == 0 || fuse::mounts().is_ok_and(|all| all.iter().any(is_anothers)) {
+            return;
+        }
+        match fuse::abort(connection) {
+            Ok(()) => {
+                tracing::info!(device = name, "it was mounted in another mount namespace, and ended there")
+            }
+            Err(error) => {
+                tracing::warn!(device = name, %error, "it may be mounted in another mount namespace")
+            }
+        }
+    };
+    // Without a thread it stays as it is: the reactors give the entries up in time.
+    let _ = std::thread::Builder::new().name("unmount".to_owned()).spawn(watch);
 }
 
 /// How many processors such a list has: `0-3,8`.

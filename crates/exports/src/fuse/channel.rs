@@ -44,6 +44,8 @@ pub(super) struct Channel {
     /// It takes in nothing more.
     pub(super) is_over: bool,
     pub(super) in_stack: u32,
+    /// The kernel has entries of it that nobody waits for any more.
+    pub(super) is_given_up: bool,
     /// Where requests come through io_uring.
     pub(super) entries: Option<Entries>,
 }
@@ -77,6 +79,7 @@ impl Channel {
             is_hot: true,
             is_over: false,
             in_stack: 0,
+            is_given_up: false,
             entries: None,
         }
     }

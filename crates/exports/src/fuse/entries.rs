@@ -138,9 +138,13 @@ impl Channel {
         self.entries.as_ref().map_or(0, |entries| entries.live)
     }
 
-    /// Wait for no entry any more. The kernel may yet write to their memory, so that stays as long as the ring.
+    /// Wait for no entry any more. The kernel may yet write to their memory and end their commands, so that memory stays
+    /// as long as the ring, and nobody else comes to this channel's place.
     pub(super) fn abandon_entries(&mut self) {
-        self.entries = None;
+        if self.entries_live() > 0 {
+            self.entries = None;
+            self.is_given_up = true;
+        }
     }
 
     /// Answer an entry's request with what was put together in its room, `len` bytes with the header that the other way
@@ -169,7 +173,8 @@ impl Front {
     /// the device answers as soon as it is asked.
     ///
     /// # Errors
-    /// There is no address space for them. When the kernel refuses them, [`Shared::over_io_uring`] tells.
+    /// There is no address space for them, or no channel of the mount: the kernel waits for entries of these queues in
+    /// vain then. When the kernel refuses them, [`Shared::over_io_uring`] tells.
     pub fn enlist(
         &mut self,
         shared: &Arc<Shared>,
@@ -178,7 +183,9 @@ impl Front {
         turn: &mut Turn<'_>,
     ) -> std::io::Result<()> {
         let ours = |channel: &&mut Channel| Arc::ptr_eq(&channel.shared, shared) && channel.entries.is_none();
-        let Some(channel) = self.channels.iter_mut().flatten().find(ours) else { return Ok(()) };
+        let Some(channel) = self.channels.iter_mut().flatten().find(ours) else {
+            return Err(std::io::Error::other("no thread takes its requests"));
+        };
         let each = if at_once { ENTRIES_AT_ONCE } else { ENTRIES_WAITING };
         let mut entries = Entries::new(queues, each, shared.facts.block_len_min, turn.ring)?;
         for entry in 0..entries.entries.len() as u16 {

@@ -76,6 +76,9 @@ struct Lane {
 pub struct Front {
     channels: Vec<Option<Channel>>,
     lanes: Vec<Option<Lane>>,
+    /// Places of channels that were given up while the kernel had entries of theirs. Those may end at any time, and
+    /// would be taken for entries of whoever came to be there.
+    given_up: Vec<usize>,
 }
 
 impl Front {
@@ -104,10 +107,7 @@ impl Front {
         shared: Arc<Shared>,
         turn: &mut Turn<'_>,
     ) -> std::io::Result<()> {
-        let index = self.channels.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.channels.push(None);
-            self.channels.len() - 1
-        });
+        let index = self.vacancy();
         let number = u16::try_from(index).map_err(|_| std::io::ErrorKind::OutOfMemory)?;
         let head = turn.ring.allocate(channel::HEAD_ROOM).ok_or(std::io::ErrorKind::OutOfMemory)?;
         let file = turn.ring.add_file(Arc::new(fd))?;
@@ -115,6 +115,17 @@ impl Front {
         shared.joined();
         self.channels[index] = Some(Channel::new(file, queue, token, shared, head));
         Ok(())
+    }
+
+    /// A place for a channel.
+    fn vacancy(&mut self) -> usize {
+        let mut places = self.channels.iter().enumerate();
+        let vacant = places.find(|(index, place)| place.is_none() && !self.given_up.contains(index));
+        let vacant = vacant.map(|(index, _)| index);
+        vacant.unwrap_or_else(|| {
+            self.channels.push(None);
+            self.channels.len() - 1
+        })
     }
 
     fn take_away_if_quiet(&mut self, index: usize, turn: &mut Turn<'_>) {
@@ -128,6 +139,9 @@ impl Front {
         channel.body.into_iter().chain([channel.head]).for_each(|memory| turn.ring.free(memory));
         if let Some(entries) = channel.entries {
             entries.free(turn.ring);
+        }
+        if channel.is_given_up {
+            self.given_up.push(index);
         }
         turn.ring.remove_file(channel.file);
         channel.shared.left();
