@@ -240,3 +240,69 @@ impl Front {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Front as _;
+    use crate::fuse::FileFacts;
+    use queue::{QueueId, Queues};
+    use ring::{Choice, Event, RingConfig};
+    use std::os::unix::net::UnixStream;
+
+    const QUEUE: QueueId = QueueId(0);
+
+    fn shared() -> Arc<Shared> {
+        Arc::new(Shared::new(FileFacts {
+            size: 1 << 20,
+            read_only: false,
+            block_len_min: 512,
+            block_len_preferred: 4096,
+            fua: false,
+            write_zeroes: false,
+            passthrough: false,
+            over_io_uring: true,
+            owner: (0, 0),
+        }))
+    }
+
+    /// A mount with one entry, which the kernel has or has not.
+    fn adopt(front: &mut Front, live: u32, shared: &Arc<Shared>, turn: &mut Turn<'_>) {
+        let (ours, _) = UnixStream::pair().unwrap();
+        front.adopt(ours.into(), QUEUE, shared.clone(), turn).unwrap();
+        let entries = Entries { live, ..Entries::new(&[0], 1, 512, turn.ring).unwrap() };
+        let ours = |channel: &&mut Channel| Arc::ptr_eq(&channel.shared, shared);
+        front.channels.iter_mut().flatten().find(ours).unwrap().entries = Some(entries);
+    }
+
+    #[test]
+    fn entries_that_end_after_they_were_given_up_are_nobodys() {
+        let config = RingConfig { engine: Choice::Epoll, ..RingConfig::default() };
+        let (mut ring, mut queues) = (KernelRing::new(config).unwrap(), Queues::default());
+        let turn = &mut Turn { ring: &mut ring, queues: &mut queues };
+        let mut front = Front::default();
+        for (round, live) in [0, 1, 0, 1].into_iter().enumerate() {
+            let first = shared();
+            adopt(&mut front, live, &first, turn);
+            let place = front.channels.iter().position(Option::is_some).unwrap();
+            front.close_lane(QUEUE, true, turn);
+            front.commit(turn);
+            assert_eq!(first.channels(), 0, "{round}: it is gone");
+            let second = shared();
+            adopt(&mut front, 1, &second, turn);
+            let now = front.channels.iter().position(Option::is_some).unwrap();
+            assert_eq!(now == place, live == 0, "{round}: a place is used again unless the kernel has it");
+            if live > 0 {
+                let token = Token { front: FrontNumber::Fuse as u8, index: place as u16, number: 1 };
+                front.event(Event::Ended { token, result: -i64::from(libc::ENOTCONN) }, turn);
+            }
+            let channel = front.channels[now].as_mut().unwrap();
+            assert_eq!(channel.entries_live(), 1, "{round}: the other's entry is still the kernel's");
+            // For the next round: as if the kernel had given it back.
+            channel.entries.as_mut().unwrap().live = 0;
+            front.close_lane(QUEUE, true, turn);
+            front.commit(turn);
+            assert_eq!(second.channels(), 0, "{round}");
+        }
+    }
+}
