@@ -252,6 +252,17 @@ impl Rig {
         kept: Vec<(String, Shared)>,
         table: bool,
     ) -> Result<Rig, TargetError> {
+        Rig::with_depth(8, kind, words, kept, table)
+    }
+
+    /// With so many requests at once.
+    pub(crate) fn with_depth(
+        depth: u16,
+        kind: &str,
+        words: &str,
+        kept: Vec<(String, Shared)>,
+        table: bool,
+    ) -> Result<Rig, TargetError> {
         let kind = kinds::<Memory>().into_iter().find(|known| known.name == kind).expect("a kind");
         let words: Vec<&str> = words.split_whitespace().collect();
         let (names, disks): (_, Vec<Shared>) = kept.into_iter().unzip();
@@ -270,8 +281,8 @@ impl Rig {
         let profile = Layer::profile(&*target, &below).expect("limits that fit");
         let log = Log::default();
         let mut ring = Memory { time: Nanos(1), regions: Vec::new(), live: 0, timers: Vec::new() };
-        let queue =
-            Queue::new(config(), stack(&target, &profile, &disks, &log, table)).expect("a stack that fits");
+        let queue = Queue::new(config(depth), stack(&target, &profile, &disks, &log, table, depth))
+            .expect("a stack that fits");
         let mut below = Below(disks.clone());
         target.prepare(&mut below)?;
         // The tests of mirrors do theirs step by step.
@@ -401,8 +412,8 @@ impl Devices for Offset<'_> {
     }
 }
 
-fn config() -> QueueConfig {
-    QueueConfig { id: QueueId(0), depth: 8, segments_per_tag: 64, timeout_ns: None }
+fn config(depth: u16) -> QueueConfig {
+    QueueConfig { id: QueueId(0), depth, segments_per_tag: 64, timeout_ns: None }
 }
 
 fn stack(
@@ -411,6 +422,7 @@ fn stack(
     disks: &[Shared],
     log: &Log,
     table: bool,
+    depth: u16,
 ) -> Stack<Memory> {
     let mut stack = Stack::default();
     let row = Row { place: Place { start: Sectors(0), len: LEN }, max_io_len: target.max_io_len() };
@@ -420,7 +432,7 @@ fn stack(
     }
     let first = 1 + u8::from(cuts);
     let below: Vec<NodeId> = (0..disks.len() as u8).map(|number| NodeId(first + number)).collect();
-    stack.layer(Layer::node(&**target, profile, &below), Layer::spares(&**target, 8));
+    stack.layer(Layer::node(&**target, profile, &below), Layer::spares(&**target, depth));
     for disk in disks {
         stack.backend(Box::new(DiskNode(disk.clone(), log.clone())));
     }

@@ -106,8 +106,9 @@ impl<R: Ring> Layer<R> for Mirror {
     }
 
     fn spares(&self, depth: u16) -> u16 {
-        let legs = self.shared.legs.len() as u16;
-        legs.saturating_mul(depth).clamp(legs, 8192)
+        // A write goes to all legs at once, and to the log before that.
+        let most = self.shared.legs.len() as u16 + 1;
+        most.saturating_mul(depth).clamp(most, 8192)
     }
 
     fn looks_at_data(&self) -> bool {

@@ -95,7 +95,7 @@ impl MirrorNode {
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
         let region = self.shared.region_of(req.offset);
-        if cx.spare_children() < self.below.len() {
+        if cx.spare_children() < self.shared.legs.len() {
             return self.wait(io, entered, cx);
         }
         if req.op != Op::Flush {
@@ -104,7 +104,7 @@ impl MirrorNode {
                 return self.wait(io, false, cx);
             }
             self.shared.mark(region);
-            if !self.shared.is_logged() {
+            if !self.shared.is_logged(region) {
                 return self.log(io, cx);
             }
         }
@@ -171,11 +171,14 @@ impl MirrorNode {
         let (flush, shared) = (req.op == Op::Flush, &self.shared);
         let region = shared.region_of(req.offset);
         if failed != 0 && done != 0 {
+            // In this order: another is to be the first one while that has all.
+            let ill = if flush { Ill::Flush } else { Ill::Write };
+            (0..shared.legs.len()).filter(|leg| failed & 1 << leg != 0).for_each(|leg| shared.fail(leg, ill));
             if !flush {
                 shared.lose_sync(region);
             }
-            let ill = if flush { Ill::Flush } else { Ill::Write };
-            (0..shared.legs.len()).filter(|leg| failed & 1 << leg != 0).for_each(|leg| shared.fail(leg, ill));
+        } else if failed != 0 && flush {
+            shared.keep_marks();
         }
         if !flush {
             shared.leave(region);

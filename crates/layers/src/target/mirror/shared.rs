@@ -6,12 +6,13 @@
 //! mark are copied.
 //!
 //! *Invariant:* a region that is written has its mark on disk, if there is a log.
+//! *Invariant:* a mark goes only after all devices were flushed, and while each of them has all that was written.
 //! *Invariant:* `synced` is the number of regions that are in sync, whenever no change is under way.
 
 use super::super::chore::{Chore, Disks};
 use super::words::LogWords;
 use block::{Bytes, Sectors};
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -85,13 +86,13 @@ impl Bits {
     }
 
     fn get(&self, bit: u64) -> bool {
-        self.0[(bit / 64) as usize].load(Acquire) >> (bit % 64) & 1 == 1
+        self.0[(bit / 64) as usize].load(SeqCst) >> (bit % 64) & 1 == 1
     }
 
     /// Whether it was the other before.
     fn set(&self, bit: u64, value: bool) -> bool {
         let (word, mask) = (&self.0[(bit / 64) as usize], 1 << (bit % 64));
-        let before = if value { word.fetch_or(mask, AcqRel) } else { word.fetch_and(!mask, AcqRel) };
+        let before = if value { word.fetch_or(mask, SeqCst) } else { word.fetch_and(!mask, SeqCst) };
         (before & mask != 0) != value
     }
 }
@@ -110,6 +111,12 @@ pub(super) struct Shared {
     synced: AtomicU64,
     /// Regions without a mark: those are clean.
     clean: Bits,
+    /// Regions that may be without a mark on disk.
+    unmarked: Bits,
+    /// What is being written to the log, by whoever claimed it.
+    going: Bits,
+    /// A flush failed: what was written before may be missing, so no mark goes any more.
+    keeps_marks: AtomicBool,
     /// The bits changed since they were last written.
     stale: AtomicBool,
     /// Somebody writes the log.
@@ -147,6 +154,9 @@ impl Shared {
             sync: Bits::new(regions, in_sync),
             synced: AtomicU64::new(if in_sync { regions } else { 0 }),
             clean: Bits::new(regions, in_sync),
+            unmarked: Bits::new(regions, true),
+            going: Bits::new(regions, true),
+            keeps_marks: AtomicBool::new(false),
             log,
             stale: AtomicBool::new(false),
             log_busy: AtomicBool::new(false),
@@ -170,15 +180,18 @@ impl Shared {
         (BITS_AT + bits).next_multiple_of(block as usize)
     }
 
-    /// The log as it is to be on disk.
+    /// The log as it is to be on disk. Whoever marks a region meanwhile is seen here, or sees that its mark may be missing.
     pub(super) fn encode_log(&self, into: &mut [u8]) {
         into.fill(0);
         into[..4].copy_from_slice(&MAGIC.to_le_bytes());
         into[4..8].copy_from_slice(&VERSION.to_le_bytes());
         into[8..16].copy_from_slice(&self.regions().to_le_bytes());
-        for (word, bytes) in self.clean.0.iter().zip(into[BITS_AT..].chunks_mut(8)) {
-            let word = word.load(Acquire).to_le_bytes();
-            bytes.copy_from_slice(&word[..bytes.len()]);
+        for (at, bytes) in (0..self.clean.0.len()).zip(into[BITS_AT..].chunks_mut(8)) {
+            let seen = self.clean.0[at].load(SeqCst);
+            self.unmarked.0[at].fetch_or(seen, SeqCst);
+            let going = seen & self.clean.0[at].load(SeqCst);
+            self.going.0[at].store(going, Relaxed);
+            bytes.copy_from_slice(&going.to_le_bytes()[..bytes.len()]);
         }
     }
 
@@ -240,11 +253,9 @@ impl Shared {
         }
     }
 
-    /// Whether all marks are on disk, as far as there is a log that takes them.
-    pub(super) fn is_logged(&self) -> bool {
-        self.log_device.is_none()
-            || self.has_log_failed()
-            || !self.log_busy.load(Acquire) && !self.stale.load(Acquire)
+    /// Whether a region that was marked has its mark on disk, as far as there is a log that takes it.
+    pub(super) fn is_logged(&self, region: u64) -> bool {
+        self.log_device.is_none() || self.has_log_failed() || !self.unmarked.get(region)
     }
 
     /// Whether the log is the caller's to write: it says what there is from now on.
@@ -257,7 +268,11 @@ impl Shared {
     }
 
     pub(super) fn log_ends(&self, ok: bool) {
-        if !ok && !self.log_failed.swap(true, AcqRel) {
+        if ok {
+            for (unmarked, going) in self.unmarked.0.iter().zip(&self.going.0) {
+                unmarked.store(going.load(Relaxed), SeqCst);
+            }
+        } else if !self.log_failed.swap(true, AcqRel) {
             self.events.fetch_add(1, Relaxed);
         }
         self.log_busy.store(false, Release);
@@ -274,7 +289,7 @@ impl Shared {
     /// A leg to read a region from, other than those that failed.
     pub(super) fn readable(&self, region: u64, tried: u32) -> Option<usize> {
         let primary = self.primary();
-        if tried & 1 << primary == 0 && (self.legs[primary].is_alive() || !self.is_in_sync(region)) {
+        if tried & 1 << primary == 0 && self.legs[primary].is_alive() {
             return Some(primary);
         }
         if !self.is_in_sync(region) {
@@ -289,9 +304,11 @@ impl Shared {
         if before & ill as u32 == 0 {
             self.events.fetch_add(1, Relaxed);
         }
+        if ill == Ill::Flush {
+            self.keep_marks();
+        }
         // Another takes its place only if that has all.
-        if self.handles_errors
-            && leg == self.primary()
+        if leg == self.primary()
             && self.synced.load(Acquire) == self.regions()
             && let Some(next) = self.legs.iter().position(Leg::is_alive)
         {
@@ -299,7 +316,12 @@ impl Shared {
         }
     }
 
-    /// Some of its devices have it and some do not.
+    /// What is marked now stays so.
+    pub(super) fn keep_marks(&self) {
+        self.keeps_marks.store(true, Release);
+    }
+
+    /// Some of its devices have it and some do not. Those that do not failed before: another may have become the first.
     pub(super) fn lose_sync(&self, region: u64) {
         self.set_sync(region, false);
     }
@@ -330,7 +352,11 @@ impl Shared {
     /// The next region to copy, claimed.
     fn next_region(&self) -> Option<u64> {
         let from = self.cursor.load(Relaxed);
-        let region = (from..self.regions()).find(|&region| !self.is_in_sync(region))?;
+        let Some(region) = (from..self.regions()).find(|&region| !self.is_in_sync(region)) else {
+            // Whoever moved it meanwhile wants another look.
+            _ = self.cursor.compare_exchange(from, self.regions(), Relaxed, Relaxed);
+            return None;
+        };
         let cell = &self.cells[region as usize];
         cell.compare_exchange(0, COPYING, AcqRel, Relaxed).ok()?;
         self.cursor.store(region + 1, Relaxed);
@@ -349,6 +375,9 @@ impl Shared {
             let from = self.legs[primary].start.bytes() + Bytes(at);
             if disks.read(self.legs[primary].device, from, piece).is_err() {
                 self.fail(primary, Ill::Sync);
+            }
+            if !self.legs[primary].is_alive() {
+                // What a device that failed has may be old.
                 whole = false;
                 break;
             }
@@ -360,10 +389,7 @@ impl Shared {
             }
             at += piece.len() as u64;
         }
-        for leg in self.legs.iter().filter(|leg| leg.is_alive()) {
-            whole &= disks.flush(leg.device).is_ok();
-        }
-        if whole {
+        if whole && self.flush_legs(disks) {
             self.set_sync(region, true);
             if self.clean.set(region, true) {
                 self.stale.store(true, Relaxed);
@@ -375,20 +401,37 @@ impl Shared {
         }
     }
 
-    /// Marks of regions to which nothing was written for a while go.
-    fn clean_up(&self) {
-        for region in 0..self.regions() {
+    /// Whether all that was written is on stable storage, on each device.
+    fn flush_legs(&self, disks: &mut dyn Disks) -> bool {
+        for (number, leg) in self.legs.iter().enumerate().filter(|(_, leg)| leg.is_alive()) {
+            if disks.flush(leg.device).is_err() {
+                self.fail(number, Ill::Flush);
+            }
+        }
+        self.marks_may_go()
+    }
+
+    /// Not while a device lacks what was written since it failed: it may be there again after a crash.
+    fn marks_may_go(&self) -> bool {
+        !self.keeps_marks.load(Acquire) && self.legs.iter().all(Leg::is_alive)
+    }
+
+    /// Take the marks of regions to which nothing was written for a while. The log is claimed.
+    fn clean_up(&self) -> Vec<u64> {
+        let mut gone = Vec::new();
+        for region in (0..self.regions()).filter(|_| self.marks_may_go()) {
             let idle = self.cells[region as usize].load(Acquire) == 0;
             if idle && self.is_in_sync(region) && !self.clean.get(region) {
                 // A write that begins now marks it again after this, or waits for us.
                 let cell = &self.cells[region as usize];
                 if cell.compare_exchange(0, COPYING, AcqRel, Relaxed).is_ok() {
                     self.clean.set(region, true);
-                    self.stale.store(true, Relaxed);
+                    gone.push(region);
                     cell.fetch_and(!COPYING, AcqRel);
                 }
             }
         }
+        gone
     }
 
     /// Whether a mark could go.
@@ -398,7 +441,7 @@ impl Shared {
                 && self.is_in_sync(region)
                 && self.cells[region as usize].load(Acquire) == 0
         };
-        (0..self.regions()).any(old)
+        self.marks_may_go() && (0..self.regions()).any(old)
     }
 
     fn is_quiet(&self) -> bool {
@@ -409,12 +452,19 @@ impl Shared {
         let (synced, all) = self.progress();
         synced < all
             && self.cursor.load(Relaxed) < all
+            && self.legs[self.primary()].is_alive()
             && self.legs.iter().filter(|leg| leg.is_alive()).count() > 1
     }
 
+    /// Old marks go, and what changed is written. A mark that goes means that after a crash nothing of the region is copied:
+    /// so what was written to it is flushed first. Writes that need a mark meanwhile wait for the log.
     fn write_log(&self, device: usize, disks: &mut dyn Disks) {
         if !self.claim_log() {
             return;
+        }
+        let gone = self.clean_up();
+        if !gone.is_empty() && !self.flush_legs(disks) {
+            gone.iter().for_each(|&region| _ = self.clean.set(region, false));
         }
         let mut bytes = vec![0; self.log_len(4096)];
         self.encode_log(&mut bytes);
@@ -437,11 +487,10 @@ impl Chore for Shared {
         {
             self.copy_region(region, disks);
         }
-        if let Some(device) = self.log_device.filter(|_| self.is_quiet() && !self.has_log_failed()) {
-            self.clean_up();
-            if self.stale.load(Acquire) {
-                self.write_log(device, disks);
-            }
+        if let Some(device) = self.log_device.filter(|_| self.is_quiet() && !self.has_log_failed())
+            && (self.stale.load(Acquire) || self.has_old_marks())
+        {
+            self.write_log(device, disks);
         }
     }
 }

@@ -16,8 +16,36 @@ fn chore(rig: &Rig) -> Arc<dyn Chore> {
     Target::chore(&*rig.target).expect("a mirror has one")
 }
 
-/// The disks of a rig, as whoever looks after it has them.
+/// The disks of a rig, as whoever looks after it has them, one of which cannot be written.
 struct Below<'a>(&'a Rig, Option<usize>);
+
+/// The same, one of which cannot be flushed. What was written and flushed, in order.
+struct Flushed<'a>(&'a Rig, Option<usize>, Vec<(usize, char)>);
+
+impl Disks for Flushed<'_> {
+    fn read(&mut self, device: usize, at: Bytes, into: &mut [u8]) -> io::Result<()> {
+        Below(self.0, None).read(device, at, into)
+    }
+
+    fn write(&mut self, device: usize, at: Bytes, from: &[u8]) -> io::Result<()> {
+        self.2.push((device, 'w'));
+        Below(self.0, None).write(device, at, from)
+    }
+
+    fn flush(&mut self, device: usize) -> io::Result<()> {
+        self.2.push((device, 'f'));
+        if self.1 == Some(device) { Err(io::ErrorKind::Other.into()) } else { Ok(()) }
+    }
+}
+
+/// Regions without a mark in the log.
+fn unmarked(rig: &Rig) -> u32 {
+    rig.content(0, 2, 2).iter().map(|byte| byte.count_ones()).sum()
+}
+
+fn quiet() {
+    std::thread::sleep(std::time::Duration::from_millis(250));
+}
 
 impl Disks for Below<'_> {
     fn read(&mut self, device: usize, at: Bytes, into: &mut [u8]) -> io::Result<()> {
@@ -205,4 +233,121 @@ fn a_device_that_cannot_be_copied_to_is_out_of_sync() {
     chore.step(&mut Below(&rig, Some(1)));
     assert_eq!(status(&rig), "2 8:0 8:16 0/16 1 AS 1 core");
     assert!(!chore.is_due());
+}
+
+#[test]
+fn what_a_device_that_failed_has_is_copied_nowhere() {
+    let mut rig = Rig::new("mirror", "core 2 64 nosync 3 a 0 b 0 c 0");
+    rig.fail(0, End::IoError);
+    rig.fail(0, End::IoError);
+    assert_eq!(rig.write(0, &[7; 512]), End::Ok);
+    assert_eq!(status(&rig), "3 8:0 8:16 8:32 15/16 1 DAA 1 core");
+    let chore = chore(&rig);
+    while chore.is_due() {
+        chore.step(&mut Below(&rig, None));
+    }
+    assert_eq!([0, 1, 2].map(|disk| rig.content(disk, 0, 1)[0]), [0, 7, 7]);
+    assert_eq!(status(&rig), "3 8:0 8:16 8:32 15/16 1 DAA 1 core");
+}
+
+#[test]
+fn nothing_is_copied_from_a_first_device_that_failed_before_all_was_in_sync() {
+    let mut rig = Rig::new("mirror", "core 1 64 3 a 0 b 0 c 0");
+    let chore = chore(&rig);
+    chore.step(&mut Below(&rig, None));
+    rig.fail(0, End::IoError);
+    rig.fail(0, End::IoError);
+    assert_eq!(rig.write(0, &[7; 512]), End::Ok);
+    assert!(!chore.is_due(), "no other has all");
+    assert_eq!(rig.read(0, 512).0, End::IoError, "rather than what was there before");
+    assert_eq!(rig.content(1, 0, 1), [7]);
+}
+
+#[test]
+fn what_was_written_is_read_when_the_first_device_did_not_take_it() {
+    for words in ["core 2 64 nosync 2 a 0 b 0", "core 2 64 nosync 2 a 0 b 0 2 handle_errors keep_log"] {
+        let mut rig = Rig::new("mirror", words);
+        rig.fail(0, End::IoError);
+        rig.fail(0, End::IoError);
+        assert_eq!(rig.write(0, &[7; 512]), End::Ok);
+        assert_eq!(status(&rig), "2 8:0 8:16 15/16 1 DA 1 core");
+        assert_eq!(rig.read(0, 512), (End::Ok, vec![7; 512]), "{words}");
+        assert_eq!(rig.write(0, &[8; 512]), End::Ok);
+        assert_eq!(rig.read(0, 512), (End::Ok, vec![8; 512]));
+    }
+}
+
+#[test]
+fn one_request_at_a_time_ends_with_a_log_on_disk() {
+    let words = "disk 3 log 64 nosync 2 a 0 b 0";
+    let mut rig = Rig::with_depth(1, "mirror", words, Vec::new(), false).unwrap();
+    assert_eq!(rig.write(0, &[7; 512]), End::Ok);
+    assert_eq!(rig.run(Op::Flush, 0, 0).0, End::Ok);
+}
+
+#[test]
+fn all_devices_are_flushed_before_a_mark_goes() {
+    let mut rig = Rig::new("mirror", "disk 3 log 64 nosync 2 a 0 b 0");
+    assert_eq!(rig.write(0, &[7; 512]), End::Ok);
+    assert_eq!(unmarked(&rig), 15);
+    let chore = chore(&rig);
+    quiet();
+    let mut disks = Flushed(&rig, None, Vec::new());
+    while chore.is_due() {
+        chore.step(&mut disks);
+    }
+    assert_eq!(disks.2, [(1, 'f'), (2, 'f'), (0, 'w'), (0, 'f')]);
+    assert_eq!(unmarked(&rig), 16);
+    // Where that fails it stays, also when the next flush does not.
+    assert_eq!(rig.write(0, &[7; 512]), End::Ok);
+    quiet();
+    chore.step(&mut Flushed(&rig, Some(2), Vec::new()));
+    assert_eq!(unmarked(&rig), 15);
+    assert_eq!(status(&rig), "2 8:16 8:32 16/16 1 AF 3 disk 8:0 A");
+    assert!(!chore.is_due());
+}
+
+#[test]
+fn marks_stay_while_a_device_lacks_what_was_written() {
+    let mut rig = Rig::new("mirror", "disk 3 log 64 nosync 2 a 0 b 0 2 handle_errors keep_log");
+    rig.fail(2, End::IoError);
+    rig.fail(2, End::IoError);
+    assert_eq!(rig.write(0, &[7; 512]), End::Ok);
+    assert_eq!(rig.write(512, &[7; 512]), End::Ok, "the other device alone");
+    let chore = chore(&rig);
+    quiet();
+    while chore.is_due() {
+        chore.step(&mut Below(&rig, None));
+    }
+    assert_eq!(unmarked(&rig), 14);
+}
+
+/// Two writes to one region at once: the second one may not go while the mark is still on its way.
+#[test]
+fn no_write_goes_before_the_mark_of_its_region() {
+    let leg = || super::shared::Leg::new(1, block::Sectors(0));
+    let words = ["disk", "3", "log", "64", "nosync"];
+    let log = super::words::LogWords::read(&words, block::Sectors(1024)).unwrap().0;
+    let shared =
+        super::shared::Shared::new(vec![leg(), leg()], block::Sectors(1024), log, Some(0), [false; 2]);
+    let mut bytes = vec![0; 4096];
+    let write = |bytes: &mut [u8]| {
+        assert!(shared.claim_log());
+        shared.encode_log(bytes);
+    };
+    write(&mut bytes);
+    shared.log_ends(true);
+    assert!(!shared.is_logged(3));
+    shared.mark(3);
+    assert!(!shared.is_logged(3), "only in memory");
+    write(&mut bytes);
+    assert!(!shared.is_logged(3), "on its way");
+    shared.mark(4);
+    shared.log_ends(true);
+    assert!(shared.is_logged(3) && !shared.is_logged(4), "the log says nothing of what came after");
+    // Another mark is written meanwhile: the region that has its own does not wait for that.
+    write(&mut bytes);
+    assert!(shared.is_logged(3));
+    shared.log_ends(true);
+    assert!(shared.is_logged(4));
 }
