@@ -56,23 +56,28 @@ impl Tracer {
         }
     }
 
-    /// A request comes to a node: what else happens by that, if it comes to another device.
-    #[cold]
-    fn arrive(&mut self, wanted: u64, place: Place, depth: u8, record: Record) {
-        let tag = usize::from(record.tag);
+    /// Where the request in that slot was last, and is now.
+    fn moved(&mut self, tag: u16, offset: u64) -> u64 {
+        let tag = usize::from(tag);
         if tag >= self.offsets.len() {
             self.offsets.resize(tag + 1, 0);
         }
+        std::mem::replace(&mut self.offsets[tag], offset)
+    }
+
+    /// A request comes to a node: what else happens by that, if it comes to another device.
+    #[cold]
+    fn arrive(&mut self, wanted: u64, place: Place, depth: u8, record: Record) {
+        let was = self.moved(record.tag, record.offset);
         if let Some(above) = place.below {
             if depth > 1 {
-                let (kind, value) = (Kind::Remap, self.offsets[tag] >> 9);
+                let (kind, value) = (Kind::Remap, was >> 9);
                 self.put(wanted, Record { kind, value, from: above, ..record });
             }
             self.put(wanted, Record { kind: Kind::Queue, ..record });
         } else if depth == 1 && record.tag >= self.config.depth && self.config.queue_children {
             self.put(wanted, Record { kind: Kind::Queue, ..record });
         }
-        self.offsets[tag] = record.offset;
     }
 }
 
@@ -80,6 +85,10 @@ impl Probe for Tracer {
     fn point(&mut self, at: Nanos, point: Point) {
         let wanted = self.config.filter.kinds(point.op, point.offset.0, point.len.0);
         if wanted == 0 {
+            // What is not wanted here may be where it is moved to, and is told then with where it was.
+            if self.config.places.len() > 1 && matches!(point.event, Event::Entered | Event::Issued) {
+                self.moved(point.tag.0, point.offset.0);
+            }
             return;
         }
         let none = Place { device: 0, below: None, ends: false };
@@ -137,8 +146,12 @@ mod tests {
     use queue::NodeId;
 
     fn tracer(places: Vec<Place>, queue_children: bool) -> (Tracer, Arc<Lane>) {
+        tracer_of(places, queue_children, &FilterText::default())
+    }
+
+    fn tracer_of(places: Vec<Place>, queue_children: bool, text: &FilterText) -> (Tracer, Arc<Lane>) {
         let lane = Arc::new(Lane::new(64));
-        let filter = Arc::new(Filter::new(&FilterText::default()).unwrap());
+        let filter = Arc::new(Filter::new(text).unwrap());
         let lane_of_it = lane.clone();
         let config = TracerConfig { filter, lane: lane_of_it, places, depth: 4, queue_children, clock: None };
         (Tracer::new(config), lane)
@@ -194,6 +207,22 @@ mod tests {
             (Kind::Complete, 0, 8, 0),
         ];
         assert_eq!(told(&lane), expected);
+    }
+
+    #[test]
+    fn a_remap_into_a_range_that_is_wanted_tells_where_the_request_was() {
+        let places = vec![
+            Place { device: 0, below: None, ends: true },
+            Place { device: 1, below: Some(0), ends: false },
+        ];
+        let text =
+            FilterText { sectors: "2048-4095".into(), actions: "remap".into(), ..FilterText::default() };
+        let (mut tracer, lane) = tracer_of(places, false, &text);
+        for sector in [8, 16] {
+            point(&mut tracer, 0, 0, 1, sector, Event::Entered);
+            point(&mut tracer, 0, 1, 2, 2048 + sector, Event::Issued);
+        }
+        assert_eq!(told(&lane), [(Kind::Remap, 1, 2056, 8), (Kind::Remap, 1, 2064, 16)]);
     }
 
     #[test]
