@@ -61,6 +61,8 @@ const HEADER: usize = 16;
 /// A frame that claims to be longer is nonsense: no sender makes one.
 const PAYLOAD_MAX: usize = 1 << 20;
 const RECORD: usize = 32;
+/// Readers have something for each queue up to the highest: no device has that many.
+const QUEUES_MAX: u32 = 1 << 16;
 /// The most records that a sender puts into one frame.
 pub const RECORDS_MAX: usize = 8192;
 
@@ -92,6 +94,9 @@ impl Frame {
     }
 
     fn decode(kind: u32, queue: u32, payload: &[u8]) -> Result<Frame, NoTrace> {
+        if queue >= QUEUES_MAX {
+            return Err(NoTrace("there is no such queue"));
+        }
         let number =
             || payload.try_into().map(u64::from_le_bytes).map_err(|_| NoTrace("a number is not whole"));
         let json = |_| NoTrace("what should be JSON is none");
@@ -196,6 +201,11 @@ mod tests {
             // Whatever comes of it, it ends.
             while let Ok(Some(_)) = decoder.next_frame() {}
         }
+        let mut far = Vec::new();
+        Frame::Dropped(1 << 16, 1).encode(&mut far);
+        let mut decoder = Decoder::default();
+        decoder.feed(&far);
+        assert!(decoder.next_frame().is_err(), "a queue that no device has");
         let mut decoder = Decoder::default();
         decoder.feed(&[0xff; 64]);
         assert!(decoder.next_frame().is_err());
