@@ -129,14 +129,18 @@ impl Filter {
         // An event between these stores may pass by half of each, as one just before or after might.
         self.start.store(start, Relaxed);
         self.end.store(end, Relaxed);
-        self.mask.store(mask | self.mask.load(Relaxed) & RUNNING, Relaxed);
+        self.change(|was| mask | was & RUNNING);
         Ok(())
     }
 
     /// Let what the filter wants through, or nothing.
     pub fn run(&self, running: bool) {
-        let mask = self.mask.load(Relaxed);
-        self.mask.store(if running { mask | RUNNING } else { mask & !RUNNING }, Relaxed);
+        self.change(|mask| if running { mask | RUNNING } else { mask & !RUNNING });
+    }
+
+    /// In one step: two who change it at once do not undo each other.
+    fn change(&self, change: impl Fn(u64) -> u64) {
+        let _ = self.mask.fetch_update(Relaxed, Relaxed, |mask| Some(change(mask)));
     }
 
     /// Whether it lets anything through.
@@ -151,7 +155,8 @@ impl Filter {
         if mask & RUNNING == 0 || mask >> OPS_SHIFT >> op as u64 & 1 == 0 {
             return 0;
         }
-        let within = offset < self.end.load(Relaxed) && offset + len.max(1) > self.start.load(Relaxed);
+        let within =
+            offset < self.end.load(Relaxed) && offset.saturating_add(len.max(1)) > self.start.load(Relaxed);
         if within { mask & 0xffff } else { 0 }
     }
 }
@@ -187,6 +192,7 @@ mod tests {
         assert!(!filter.is_running(), "another filter does not start it");
         filter.run(true);
         assert_eq!(filter.kinds(Op::Read, u64::MAX - 512, 512), 0xff);
+        assert_eq!(filter.kinds(Op::Read, u64::MAX - 512, 4096), 0xff, "what reaches past all offsets");
     }
 
     #[test]
