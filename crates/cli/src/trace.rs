@@ -56,8 +56,18 @@ pub(crate) fn trace(args: &TraceArgs) -> Result<ExitCode, Failure> {
         buffer: buffer.map(|bytes| bytes.0),
         seconds: args.seconds,
     };
-    if format == TraceFormat::Perfetto && options.filter.actions.is_empty() {
-        options.filter.actions = "queue,split,issue,complete,requeue,done".into();
+    let actions = &mut options.filter.actions;
+    match format {
+        TraceFormat::Perfetto if actions.is_empty() => {
+            *actions = "queue,split,issue,complete,requeue,done".into();
+        }
+        // What begins has to end.
+        TraceFormat::Perfetto => actions.push_str(",complete,requeue,done"),
+        _ if actions.split(',').any(|action| action.trim() == "done") => {
+            let why = "only a Chrome trace tells of \"done\" (add --format perfetto, or ask for complete)";
+            return Err(Failure::usage("trace", &args.name, why));
+        }
+        _ => {}
     }
     let open = || -> std::io::Result<Box<dyn Sink>> {
         Ok(match format {
@@ -85,6 +95,15 @@ fn change(args: &TraceArgs, filter: &FilterText) -> Result<Option<TraceChange>, 
     };
     if args.output.is_some() || args.format.is_some() {
         let why = "where it goes is settled when it begins (leave out -o and --format)";
+        return Err(Failure::usage("trace", &args.name, why));
+    }
+    if args.seconds.is_some() || args.buffer.is_some() || args.queue_children || args.coarse {
+        let why =
+            "how it listens is settled when it begins (leave out -w, -b, --queue-children and --coarse)";
+        return Err(Failure::usage("trace", &args.name, why));
+    }
+    if !matches!(change, TraceChange::Filter(_)) && *filter != FilterText::default() {
+        let why = "what is told is changed by filter (leave out --actions, --ops and --sectors)";
         return Err(Failure::usage("trace", &args.name, why));
     }
     Ok(Some(change))

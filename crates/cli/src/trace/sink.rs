@@ -31,7 +31,20 @@ impl Files {
             Files { prefix, encoder: Encoder::new(0), clock_ns: 0, files: Vec::new(), buffer: Vec::new() };
         // Readers say that there is nothing if the first is missing, whatever others there are.
         files.file(0)?;
+        files.remove_older()?;
         Ok(files)
+    }
+
+    /// Readers take all files of a name for one trace, so what an older one of more queues has left must go.
+    fn remove_older(&self) -> io::Result<()> {
+        let Some(prefix) = &self.prefix else { return Ok(()) };
+        for queue in 1.. {
+            match std::fs::remove_file(format!("{prefix}.blktrace.{queue}")) {
+                Err(why) if why.kind() == io::ErrorKind::NotFound => break,
+                result => result?,
+            }
+        }
+        Ok(())
     }
 
     /// The file of a queue: queues come in the order of their numbers.
