@@ -391,10 +391,10 @@ impl State {
     /// Have a queue listened to by whoever traces its device, or by nobody.
     fn listen(&mut self, position: usize) {
         let Hosted { device, lane, .. } = &self.hosted[position];
-        let probe = device.trace().map(|session| {
+        let probe = device.trace().and_then(|session| {
             let tid = gettid().as_raw_nonzero().get();
-            let tracer = session.tracer(self.number, tid, lane.queue, lane.depth, device.places());
-            Box::new(tracer) as Box<dyn queue::Probe>
+            let tracer = session.tracer(self.number, tid, lane.queue, lane.depth, device.places())?;
+            Some(Box::new(tracer) as Box<dyn queue::Probe>)
         });
         self.queues.get_mut(lane.queue).set_probe(probe);
     }

@@ -3,7 +3,8 @@
 //! A session belongs to its device; there is one at a time, as with blktrace. Each hardware queue has a lane of fixed
 //! size in it. A thread of the session's own empties the lanes into a bounded channel, from where whoever asked takes
 //! them. If that is slow, the thread waits, the lanes fill up, and what finds no room is counted there: neither I/O
-//! nor the control plane ever waits for a trace.
+//! nor the control plane ever waits for a trace. Lanes are made by that thread, not by those that serve. A trace that is
+//! over, and one whose device is gone, waits for whoever does not take it no longer than [`LINGER`].
 //!
 //! *Invariant:* at most `buffer` bytes for each queue and [`CHUNKS`] chunks are held.
 
@@ -13,9 +14,10 @@ use crate::host::Host;
 use block::Bytes;
 use queue::{Nanos, QueueId};
 use serde::{Deserialize, Serialize};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use trace::wire::{Frame, LaneInfo, Opened, RECORDS_MAX};
 use trace::{Filter, FilterText, Lane, Place, Tracer, TracerConfig};
@@ -29,7 +31,9 @@ const PAUSE: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(32);
 /// What a lane holds unless it was said: 32,768 events, a hundredth of a second of three million a second.
 const BUFFER: u64 = 1 << 20;
-const BUFFER_MAX: u64 = 1 << 30;
+const BUFFER_MAX: u64 = 64 << 20;
+/// How long a trace that is over waits for whoever asked to take what is left.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// How a device is to be traced.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -91,6 +95,10 @@ pub(crate) struct Session {
     buffer: usize,
     /// In the order in which they came; their places are their numbers.
     lanes: Mutex<Vec<Heard>>,
+    /// Lanes for queues that come.
+    spare: Mutex<Vec<Arc<Lane>>>,
+    /// Queues that found no lane, and are to be listened to once there are more.
+    short: AtomicUsize,
     ending: AtomicBool,
 }
 
@@ -118,11 +126,13 @@ impl Session {
             return Err(TraceError::Seconds);
         }
         let filter = Arc::new(Filter::new(&options.filter)?);
-        let (lanes, ending) = (Mutex::default(), AtomicBool::new(false));
-        Ok(Session { options, filter, buffer: buffer as usize, lanes, ending })
+        let (lanes, spare) = (Mutex::default(), Mutex::default());
+        let (short, ending) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Ok(Session { options, filter, buffer: buffer as usize, lanes, spare, short, ending })
     }
 
-    /// The listener of a queue. One that was listened to before keeps its lane.
+    /// The listener of a queue. One that was listened to before keeps its lane; one that finds none to take has no
+    /// listener until the session's thread has made one.
     pub(crate) fn tracer(
         &self,
         reactor: usize,
@@ -130,23 +140,41 @@ impl Session {
         queue: QueueId,
         depth: u16,
         places: Vec<Place>,
-    ) -> Tracer {
+    ) -> Option<Tracer> {
         let mut lanes = lock(&self.lanes);
         let known = lanes.iter().find(|heard| heard.reactor == reactor && heard.queue == queue);
-        let lane = known.map(|heard| heard.lane.clone()).unwrap_or_else(|| {
-            let lane = Arc::new(Lane::of_size(self.buffer));
-            let info = LaneInfo { pid: tid as u32, comm: format!("reactor-{reactor}") };
-            lanes.push(Heard { reactor, queue, info, lane: lane.clone() });
-            lane
-        });
-        Tracer::new(TracerConfig {
+        let lane = match known {
+            Some(heard) => heard.lane.clone(),
+            None => {
+                let Some(lane) = lock(&self.spare).pop() else {
+                    self.short.fetch_add(1, SeqCst);
+                    return None;
+                };
+                let info = LaneInfo { pid: tid as u32, comm: format!("reactor-{reactor}") };
+                lanes.push(Heard { reactor, queue, info, lane: lane.clone() });
+                lane
+            }
+        };
+        Some(Tracer::new(TracerConfig {
             filter: self.filter.clone(),
             lane,
             places,
             depth,
             queue_children: self.options.queue_children,
             clock: (!self.options.coarse).then_some(ring::clock as fn() -> Nanos),
-        })
+        }))
+    }
+
+    /// Make lanes for the queues that found none, and for those that may come: one for each of so many threads, and one
+    /// at least. Whether a queue found none.
+    fn make_lanes(&self, threads: usize) -> bool {
+        let short = self.short.swap(0, SeqCst);
+        let wanted = threads.saturating_sub(lock(&self.lanes).len()).max(short).max(1);
+        while lock(&self.spare).len() < wanted {
+            let lane = Arc::new(Lane::of_size(self.buffer));
+            lock(&self.spare).push(lane);
+        }
+        short > 0
     }
 
     /// Have it end soon.
@@ -171,9 +199,9 @@ impl Host {
             return Err(refused(TraceError::Traced));
         }
         let (sender, receiver) = channel(CHUNKS);
-        let (host, of_thread) = (self.clone(), (device.clone(), session.clone()));
+        let carrier = Carrier::new(self.clone(), &device, session, sender);
         let thread = std::thread::Builder::new().name(format!("trace-{name}"));
-        let started = thread.spawn(move || Carrier::new(host, of_thread.0, of_thread.1, sender).run());
+        let started = thread.spawn(move || carrier.run());
         match started {
             Ok(_) => Ok(receiver),
             Err(why) => {
@@ -206,9 +234,12 @@ fn refused(error: TraceError) -> ControlError {
 /// The thread of a session.
 struct Carrier {
     host: Arc<Host>,
-    device: Arc<Device>,
+    /// A device that is removed is closed, whoever traces it.
+    device: Weak<Device>,
     session: Arc<Session>,
     sender: Sender<Vec<u8>>,
+    /// When it was asked to end by itself.
+    end: Option<Instant>,
     chunk: Vec<u8>,
     /// By lane: events that were dropped when it was last looked at.
     dropped: Vec<u64>,
@@ -218,16 +249,19 @@ struct Carrier {
 struct Unheard;
 
 impl Carrier {
-    fn new(host: Arc<Host>, device: Arc<Device>, session: Arc<Session>, sender: Sender<Vec<u8>>) -> Carrier {
-        Carrier { host, device, session, sender, chunk: Vec::new(), dropped: Vec::new() }
+    fn new(host: Arc<Host>, device: &Arc<Device>, session: Arc<Session>, sender: Sender<Vec<u8>>) -> Carrier {
+        let device = Arc::downgrade(device);
+        Carrier { host, device, session, sender, end: None, chunk: Vec::new(), dropped: Vec::new() }
     }
 
     fn run(mut self) {
-        let _ = self.carry();
-        self.device.end_trace();
+        let heard = self.carry();
+        if let Some(device) = self.device.upgrade() {
+            device.end_trace();
+        }
         self.listen();
         // What was heard to the last.
-        if self.look().is_ok() {
+        if heard.and_then(|()| self.look()).is_ok() {
             Frame::Closed.encode(&mut self.chunk);
             let _ = self.send();
         }
@@ -235,33 +269,56 @@ impl Carrier {
 
     /// Have every queue of the device listened to, or none once the trace has ended; returns when that is so.
     fn listen(&self) {
-        let listening: Vec<_> =
-            self.host.reactors().iter().map(|reactor| reactor.listen(self.device.clone())).collect();
-        for done in listening {
-            // A reactor that is gone has no queue of it.
-            let _ = done.blocking_recv();
+        let Some(device) = self.device.upgrade() else { return };
+        loop {
+            let listening: Vec<_> =
+                self.host.reactors().iter().map(|reactor| reactor.listen(device.clone())).collect();
+            for done in listening {
+                // A reactor that is gone has no queue of it.
+                let _ = done.blocking_recv();
+            }
+            if !self.make_lanes() {
+                return;
+            }
         }
+    }
+
+    fn make_lanes(&self) -> bool {
+        self.session.make_lanes(self.host.reactors().len())
+    }
+
+    /// Nothing more is to be told than what was heard already.
+    fn is_over(&self) -> bool {
+        self.session.ending.load(SeqCst)
+            || self.device.strong_count() == 0
+            || self.end.is_some_and(|end| Instant::now() >= end)
     }
 
     fn carry(&mut self) -> Result<(), Unheard> {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let device = self.device.upgrade().ok_or(Unheard)?;
         let opened = Opened {
-            device: self.device.name().to_owned(),
-            number: self.device.number() as u32,
+            device: device.name().to_owned(),
+            number: device.number() as u32,
             clock_ns: ring::clock().0,
             wall: (wall.as_secs(), wall.subsec_nanos()),
         };
         Frame::Opened(opened).encode(&mut self.chunk);
+        drop(device);
+        self.make_lanes();
         self.listen();
         // From here on everything is heard: whoever waits for the first chunk may begin.
         self.send()?;
         let seconds = self.session.options.seconds;
-        let end = seconds.and_then(|s| Instant::now().checked_add(Duration::from_secs_f64(s)));
+        self.end = seconds.and_then(|s| Instant::now().checked_add(Duration::from_secs_f64(s)));
         let mut pause = PAUSE;
-        while !self.session.ending.load(SeqCst) && end.is_none_or(|end| Instant::now() < end) {
+        while !self.is_over() {
+            if self.make_lanes() {
+                self.listen();
+            }
             let some = self.look()?;
             pause = if some { PAUSE } else { (pause * 2).min(PAUSE_MAX) };
-            let left = end.map_or(pause, |end| end.saturating_duration_since(Instant::now()));
+            let left = self.end.map_or(pause, |end| end.saturating_duration_since(Instant::now()));
             std::thread::sleep(pause.min(left));
         }
         Ok(())
@@ -279,7 +336,7 @@ impl Carrier {
                 Frame::Lane(queue, heard.info.clone()).encode(&mut self.chunk);
             }
             // At most what it holds: a queue that is faster than this must not keep the others waiting.
-            let mut left = self.session.buffer / size_of::<[u64; 4]>();
+            let mut left = heard.lane.records();
             loop {
                 let mut records = Vec::with_capacity(RECORDS_MAX.min(left));
                 let count = heard.lane.drain_records(RECORDS_MAX.min(left), |record| records.push(record));
@@ -306,7 +363,19 @@ impl Carrier {
     }
 
     fn send(&mut self) -> Result<(), Unheard> {
-        let chunk = std::mem::take(&mut self.chunk);
-        self.sender.blocking_send(chunk).map_err(|_| Unheard)
+        let mut chunk = std::mem::take(&mut self.chunk);
+        let mut over_since = None;
+        loop {
+            chunk = match self.sender.try_send(chunk) {
+                Ok(()) => return Ok(()),
+                Err(TrySendError::Closed(_)) => return Err(Unheard),
+                Err(TrySendError::Full(chunk)) => chunk,
+            };
+            // A slow reader may hold a trace up, but not keep it.
+            if self.is_over() && over_since.get_or_insert_with(Instant::now).elapsed() >= LINGER {
+                return Err(Unheard);
+            }
+            std::thread::sleep(PAUSE);
+        }
     }
 }

@@ -242,7 +242,15 @@ fn a_trace_is_filtered_stopped_and_started_while_it_runs() {
     let twice =
         sandbox.run(&["trace", "disk", "-o", &sandbox.path("u").display().to_string()]).failed_with(1);
     assert!(twice.contains("it is being traced already"), "{twice}");
-    for wrong in [&["filter", "--actions", "Z"][..], &["eat"], &["stop", "-o", "x"]] {
+    for wrong in [
+        &["filter", "--actions", "Z"][..],
+        &["eat"],
+        &["stop", "-o", "x"],
+        &["stop", "-w", "3"],
+        &["start", "--ops", "write"],
+        &["filter", "--coarse"],
+        &["--actions", "done"],
+    ] {
         control(wrong).failed_with(2);
     }
     tracing.end();
@@ -279,6 +287,67 @@ fn a_trace_that_nobody_takes_is_dropped_and_counted_and_io_goes_on() {
         .unwrap_or_else(|| panic!("{said}"));
     let seen = reader.join().expect("it reads") as u64 / 48;
     assert!(dropped > 0 && seen > 0, "{said}");
+}
+
+/// It ends when it is told to, and its device is closed when it is removed, though its reader has stopped reading.
+#[test]
+fn a_reader_that_stops_reading_keeps_neither_its_trace_nor_the_device() {
+    let sandbox = Sandbox::default();
+    sandbox.image("a.img", MIB);
+    let other = sandbox.path("b.sock");
+    let server = sandbox.up(
+        &format!(
+            "[device.disk]\nstack = \"file:a.img\"\n[[export]]\ndevice = \"disk\"\nnbd = \"unix:{}\"\n\
+             [device.other]\nstack = \"null:1M\"\n[[export]]\ndevice = \"other\"\nnbd = \"unix:{}\"\n",
+            sandbox.path("s.sock").display(),
+            other.display()
+        ),
+        2,
+    );
+    let begin = || {
+        let mut command = sandbox.blockyard(&["trace", "disk", "-o", "-"]);
+        let mut child =
+            command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the binary runs");
+        // Once there is something, everything is heard; nothing more is read.
+        let begun = child.stdout.as_mut().expect("it is piped").read_exact(&mut [0; 48]);
+        if begun.is_err() {
+            let _ = child.wait();
+        }
+        begun.ok().map(|()| child)
+    };
+    // One that was told to end is over soon, though not at once.
+    let trace = || until(PATIENCE, begin).expect("a trace begins");
+    let mut peer = connect(&server, "disk");
+    let mut load = || {
+        for n in 0..60_000u64 {
+            peer.read(n % 256 * 4096, 4096).expect("read");
+        }
+    };
+    let mut first = trace();
+    load();
+    sandbox.run(&["trace", "disk", "end"]).ok();
+    let mut second = trace();
+    load();
+    peer.disconnect();
+    sandbox.run(&["del", "disk"]).ok();
+    let again = until(PATIENCE, || {
+        let name = ["add", "file:a.img", "--name", "disk"];
+        sandbox.run(&name).status.success().then_some(())
+    });
+    assert!(again.is_some(), "its image is still locked: {}", server.log());
+    for child in [&mut first, &mut second] {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
+
+#[test]
+fn files_of_an_older_trace_are_not_mixed_into_another() {
+    let sandbox = Sandbox::default();
+    let _server = sandbox.serve("null:1M", &["--name", "disk"]);
+    let (first, second) = (sandbox.text("old.blktrace.1", "old"), sandbox.text("old.blktrace.2", "old"));
+    sandbox.run(&["trace", "disk", "-o", &sandbox.path("old").display().to_string(), "-w", "0.05"]).ok();
+    assert!(sandbox.path("old.blktrace.0").exists() && !first.exists() && !second.exists());
 }
 
 #[test]

@@ -84,9 +84,14 @@ pub(crate) const fn records_in(bytes: usize) -> usize {
 }
 
 impl Lane {
-    /// As many records as fit into so many bytes, which is a power of two.
+    /// As many records as fit into so many bytes, rounded down to a power of two.
     pub fn of_size(bytes: usize) -> Lane {
-        Lane::new(records_in(bytes))
+        Lane::new(1 << records_in(bytes).max(2).ilog2())
+    }
+
+    /// The records that it holds at most.
+    pub fn records(&self) -> usize {
+        self.words.len() / WORDS
     }
 
     /// The same as [`drain`](Lane::drain), as records.
@@ -111,6 +116,13 @@ mod tests {
         lane.push([9; WORDS]);
         assert_eq!(lane.drain(100, |words| assert_eq!(words, [9; WORDS])), 1);
         assert_eq!(lane.drain(100, |_| panic!("it is empty")), 0);
+    }
+
+    #[test]
+    fn a_lane_takes_no_more_memory_than_it_may() {
+        for (bytes, records) in [(4096, 128), (8191, 128), (8192, 256), (600, 16), (1, 2)] {
+            assert_eq!(Lane::of_size(bytes).records(), records, "{bytes}");
+        }
     }
 
     #[test]
