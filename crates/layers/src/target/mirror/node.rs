@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 /// How long a request waits before it looks again.
 const LOOK_NS: u64 = 100_000;
+/// How much longer than that, at most, as a power of two.
+const LOOKS_SHIFT_MAX: u32 = 6;
 /// How often a request that is held for the next table looks, and how often at most: after a minute nobody brings one.
 const HOLD_NS: u64 = 20_000_000;
 const HOLDS_MAX: u32 = 3000;
@@ -18,6 +20,8 @@ const HOLDS_MAX: u32 = 3000;
 enum Phase {
     /// A read at this leg.
     Read(usize),
+    /// A read is tried again soon.
+    ReadAgain,
     /// A write waits for its region, the log, or memory. Whether it has entered its region.
     Wait(bool),
     /// The marks go to disk.
@@ -26,6 +30,8 @@ enum Phase {
     All,
     /// One after the other, at this one.
     Each(usize),
+    /// Soon at this one.
+    EachAgain(usize),
     /// Held for the table that comes.
     Hold,
 }
@@ -41,7 +47,36 @@ struct Slot {
     pieces: u32,
     /// Legs that failed, as bits; anything at all while copies do not say which.
     failed: u32,
+    /// How often it waited for something that passes.
+    waits: u32,
+    /// A copy came up for another table to take.
+    requeue: bool,
+    /// A device does not know the operation.
+    unknown: bool,
     buffer: Segment,
+}
+
+impl Slot {
+    fn new(offset: Bytes, data: Data, flags: Flags) -> Slot {
+        Slot {
+            phase: Phase::Hold,
+            offset,
+            data,
+            flags,
+            legs: 0,
+            pieces: 0,
+            failed: 0,
+            waits: 0,
+            requeue: false,
+            unknown: false,
+            buffer: Segment::EMPTY,
+        }
+    }
+}
+
+/// Whether a status says nothing of the device: it had no room for the request just then.
+fn passes(status: Status) -> bool {
+    matches!(status, Status::Again | Status::Resource | Status::DeviceResource)
 }
 
 pub(super) struct MirrorNode {
@@ -81,9 +116,21 @@ impl MirrorNode {
     }
 
     fn wait<R: Ring>(&mut self, io: Cookie, entered: bool, cx: &mut Cx<'_, R>) -> Verdict {
-        self.slot(io).phase = Phase::Wait(entered);
-        cx.timer(io, cx.now().after(LOOK_NS));
+        self.look_again(io, Phase::Wait(entered), cx)
+    }
+
+    /// Look again after a while, which grows.
+    fn look_again<R: Ring>(&mut self, io: Cookie, phase: Phase, cx: &mut Cx<'_, R>) -> Verdict {
+        let slot = self.slot(io);
+        slot.phase = phase;
+        slot.waits += 1;
+        cx.timer(io, cx.now().after(LOOK_NS << (slot.waits - 1).min(LOOKS_SHIFT_MAX)));
         Verdict::Held
+    }
+
+    /// Whether what passes is still waited for: for a minute.
+    fn is_patient(&mut self, io: Cookie) -> bool {
+        u64::from(self.slot(io).waits) * (LOOK_NS << LOOKS_SHIFT_MAX) < u64::from(HOLDS_MAX) * HOLD_NS
     }
 
     /// A write, from where it stands.
@@ -152,9 +199,10 @@ impl MirrorNode {
         let next = (from..self.shared.legs.len()).find(|leg| legs & 1 << leg != 0);
         let Some(leg) = next else { return self.end(io, req, legs & !failed, failed, cx) };
         self.slot(io).phase = Phase::Each(leg);
-        let spawned = cx.spawn(io, self.child(leg), ChildKind::Copy, self.moved(req, leg));
-        if spawned.is_err() {
-            return self.end(io, req, 0, 0, cx);
+        let mut copy = self.moved(req, leg);
+        copy.flags = copy.flags.without(Flags::NOWAIT);
+        if cx.spawn(io, self.child(leg), ChildKind::Copy, copy).is_err() {
+            return self.look_again(io, Phase::EachAgain(leg), cx);
         }
         Verdict::Held
     }
@@ -170,6 +218,13 @@ impl MirrorNode {
     ) -> Verdict {
         let (flush, shared) = (req.op == Op::Flush, &self.shared);
         let region = shared.region_of(req.offset);
+        if failed != 0
+            && (req.op == Op::Discard || req.op == Op::WriteZeroes && self.slots[io.tag.index()].unknown)
+        {
+            // As in the kernel this is no fault of a device: zeroes are then written by whoever asked.
+            shared.leave(region);
+            return Verdict::Up(Status::NotSupported);
+        }
         if failed != 0 && done != 0 {
             // In this order: another is to be the first one while that has all.
             let ill = if flush { Ill::Flush } else { Ill::Write };
@@ -196,6 +251,18 @@ impl MirrorNode {
         Verdict::Up(Status::Ok)
     }
 
+    /// Another table is to take the request, whole: some devices may have it and some not until then.
+    fn requeue(&mut self, req: &Request, was_sent: bool) -> Verdict {
+        if req.op != Op::Flush {
+            let region = self.shared.region_of(req.offset);
+            if was_sent {
+                self.shared.copy_again(region);
+            }
+            self.shared.leave(region);
+        }
+        Verdict::Up(Status::Requeue)
+    }
+
     fn hold<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
         self.slot(io).pieces += 1;
         if !self.shared.is_suspended() && self.slot(io).pieces < HOLDS_MAX {
@@ -211,31 +278,11 @@ impl MirrorNode {
 
 impl<R: Ring> Node<R> for MirrorNode {
     fn attach(&mut self, _: NodeId, tags: usize) {
-        let none = Slot {
-            phase: Phase::Hold,
-            offset: Bytes::ZERO,
-            data: Data::NONE,
-            flags: Flags::NONE,
-            legs: 0,
-            pieces: 0,
-            failed: 0,
-            buffer: Segment::EMPTY,
-        };
-        self.slots = vec![none; tags].into();
+        self.slots = vec![Slot::new(Bytes::ZERO, Data::NONE, Flags::NONE); tags].into();
     }
 
     fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
-        let (offset, data, flags) = (req.offset, req.data, req.flags);
-        *self.slot(io) = Slot {
-            phase: Phase::Hold,
-            offset,
-            data,
-            flags,
-            legs: 0,
-            pieces: 0,
-            failed: 0,
-            buffer: Segment::EMPTY,
-        };
+        *self.slot(io) = Slot::new(req.offset, req.data, req.flags);
         match req.op {
             Op::Read | Op::Prefetch => self.read(io, req).unwrap_or(Verdict::Up(Status::IoError)),
             Op::Write | Op::WriteZeroes | Op::Discard | Op::Flush => self.write(io, req, false, cx),
@@ -243,12 +290,24 @@ impl<R: Ring> Node<R> for MirrorNode {
         }
     }
 
-    fn end_io(&mut self, io: Cookie, req: &mut Request, status: Status, _: &mut Cx<'_, R>) -> Verdict {
+    fn end_io(&mut self, io: Cookie, req: &mut Request, status: Status, cx: &mut Cx<'_, R>) -> Verdict {
         let Slot { phase, offset, flags, .. } = *self.slot(io);
-        if let (Phase::Read(leg), Op::Read, true) = (phase, req.op, status.is_path_error()) {
-            self.shared.fail(leg, Ill::Read);
-            if let Some(again) = self.read(io, req) {
-                return again;
+        let nowait = flags.has(Flags::NOWAIT);
+        if let (Phase::Read(leg), Op::Read) = (phase, req.op) {
+            match status {
+                Status::Ok | Status::Requeue | Status::NotSupported | Status::Invalid => {}
+                _ if passes(status) => {
+                    if !nowait && self.is_patient(io) {
+                        self.slot(io).legs &= !(1 << leg);
+                        return self.look_again(io, Phase::ReadAgain, cx);
+                    }
+                }
+                _ => {
+                    self.shared.fail(leg, Ill::Read);
+                    if let Some(again) = self.read(io, req) {
+                        return again;
+                    }
+                }
             }
         }
         (req.offset, req.flags) = (offset, flags);
@@ -258,6 +317,8 @@ impl<R: Ring> Node<R> for MirrorNode {
     fn reap(&mut self, io: Cookie, req: &mut Request, _: i64, cx: &mut Cx<'_, R>) -> Verdict {
         match self.slot(io).phase {
             Phase::Wait(entered) => self.write(io, req, entered, cx),
+            Phase::ReadAgain => self.read(io, req).unwrap_or(Verdict::Up(Status::IoError)),
+            Phase::EachAgain(leg) => self.each(io, req, leg, cx),
             _ => self.hold(io, cx),
         }
     }
@@ -273,12 +334,25 @@ impl<R: Ring> Node<R> for MirrorNode {
         match self.slot(io).phase {
             Phase::Log => {
                 cx.ring.free(self.slot(io).buffer);
+                if status == Status::Requeue || passes(status) && self.is_patient(io) {
+                    self.shared.log_stays();
+                    return match status {
+                        Status::Requeue => self.requeue(req, false),
+                        _ => self.wait(io, true, cx),
+                    };
+                }
                 self.shared.log_ends(status.is_ok());
                 self.write(io, req, true, cx)
             }
+            Phase::Each(_) if status == Status::Requeue => self.requeue(req, true),
             Phase::Each(leg) => {
+                if passes(status) && self.is_patient(io) {
+                    return self.look_again(io, Phase::EachAgain(leg), cx);
+                }
+                let slot = self.slot(io);
+                slot.unknown |= status == Status::NotSupported;
                 if !status.is_ok() {
-                    self.slot(io).failed |= 1 << leg;
+                    slot.failed |= 1 << leg;
                 }
                 self.each(io, req, leg + 1, cx)
             }
@@ -286,7 +360,9 @@ impl<R: Ring> Node<R> for MirrorNode {
                 let slot = self.slot(io);
                 slot.pieces -= 1;
                 slot.failed |= u32::from(!status.is_ok());
+                slot.requeue |= status == Status::Requeue;
                 match (slot.pieces, slot.failed, slot.legs) {
+                    (0, ..) if slot.requeue => self.requeue(req, true),
                     (0, 0, legs) => self.end(io, req, legs, 0, cx),
                     (0, _, _) => {
                         slot.failed = 0;

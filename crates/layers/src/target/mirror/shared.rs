@@ -278,6 +278,12 @@ impl Shared {
         self.log_busy.store(false, Release);
     }
 
+    /// The log was not written and is to be, by whoever claims it next.
+    pub(super) fn log_stays(&self) {
+        self.stale.store(true, Release);
+        self.log_busy.store(false, Release);
+    }
+
     pub(super) fn has_log_failed(&self) -> bool {
         self.log_failed.load(Acquire)
     }
@@ -324,6 +330,14 @@ impl Shared {
     /// Some of its devices have it and some do not. Those that do not failed before: another may have become the first.
     pub(super) fn lose_sync(&self, region: u64) {
         self.set_sync(region, false);
+    }
+
+    /// A write was left halfway, and it is not known whether it will be made again.
+    pub(super) fn copy_again(&self, region: u64) {
+        if self.legs[self.primary()].is_alive() {
+            self.set_sync(region, false);
+            self.cursor.fetch_min(region, Relaxed);
+        }
     }
 
     pub(super) fn suspend(&self, noflush: bool) {

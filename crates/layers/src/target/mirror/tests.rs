@@ -179,7 +179,7 @@ fn without_keep_log_a_failed_write_waits_for_the_next_table() {
     let mut rig = Rig::new("mirror", "core 2 64 nosync 2 a 0 b 0 1 handle_errors");
     rig.fail(1, End::IoError);
     rig.fail(1, End::IoError);
-    rig.submit(block::Request::new(Op::Discard, Bytes(0), Bytes(512)));
+    rig.submit(block::Request::new(Op::WriteZeroes, Bytes(0), Bytes(512)));
     rig.target.presuspend(false);
     assert_eq!(rig.drain(), [End::IoError]);
 }
@@ -350,4 +350,64 @@ fn no_write_goes_before_the_mark_of_its_region() {
     assert!(shared.is_logged(3));
     shared.log_ends(true);
     assert!(shared.is_logged(4));
+}
+
+#[test]
+fn a_discard_that_fails_is_no_fault_of_a_device() {
+    for (op, status) in
+        [(Op::Discard, End::NotSupported), (Op::Discard, End::IoError), (Op::WriteZeroes, End::NotSupported)]
+    {
+        let mut rig = Rig::new("mirror", "core 2 64 nosync 2 a 0 b 0");
+        rig.fail(1, status);
+        rig.fail(1, status);
+        assert_eq!(rig.run(op, 0, 8).0, End::NotSupported, "{op:?} {status:?}");
+        assert_eq!(self::status(&rig), "2 8:0 8:16 16/16 1 AA 1 core");
+        assert_eq!(rig.write(0, &[1; 512]), End::Ok, "its region was left");
+    }
+}
+
+#[test]
+fn what_passes_is_waited_for() {
+    for passing in [End::Again, End::Resource, End::DeviceResource] {
+        let mut rig = Rig::new("mirror", "disk 3 log 64 nosync 2 a 0 b 0");
+        for disk in [0, 1, 1, 1, 2] {
+            rig.fail(disk, passing);
+        }
+        assert_eq!(rig.write(0, &[7; 512]), End::Ok);
+        rig.fail(1, passing);
+        rig.fail(1, passing);
+        assert_eq!(rig.read(0, 512), (End::Ok, vec![7; 512]));
+        assert_eq!(rig.content(2, 0, 512), [7; 512]);
+        assert_eq!(status(&rig), "2 8:16 8:32 16/16 1 AA 3 disk 8:0 A", "{passing:?}");
+    }
+}
+
+/// Disks that ask for a request again get it, whole, and no device is taken for a bad one.
+#[test]
+fn what_is_for_the_next_table_is_asked_for_again() {
+    for disk in [0, 1, 2] {
+        let mut rig = Rig::new("mirror", "disk 3 log 64 nosync 2 a 0 b 0");
+        rig.fail(disk, End::Requeue);
+        assert_eq!(rig.write(0, &[7; 512]), End::Ok);
+        assert!(status(&rig).ends_with("1 AA 3 disk 8:0 A"), "{}", status(&rig));
+        let chore = chore(&rig);
+        while chore.is_due() {
+            chore.step(&mut Below(&rig, None));
+        }
+        assert_eq!([1, 2].map(|disk| rig.content(disk, 0, 1)[0]), [7, 7]);
+        assert_eq!(status(&rig), "2 8:16 8:32 16/16 1 AA 3 disk 8:0 A");
+    }
+    let mut rig = Rig::new("mirror", "core 2 64 nosync 2 a 0 b 0");
+    rig.fail(0, End::Requeue);
+    assert_eq!(rig.read(0, 512).0, End::Ok);
+    assert_eq!(status(&rig), "2 8:0 8:16 16/16 1 AA 1 core");
+}
+
+#[test]
+fn what_a_medium_lost_is_read_elsewhere() {
+    let mut rig = Rig::new("mirror", "core 2 64 nosync 2 a 0 b 0");
+    assert_eq!(rig.write(0, &[7; 512]), End::Ok);
+    rig.fail(0, End::Medium);
+    assert_eq!(rig.read(0, 512), (End::Ok, vec![7; 512]));
+    assert_eq!(status(&rig), "2 8:0 8:16 16/16 1 RA 1 core");
 }
