@@ -39,6 +39,8 @@ pub struct ModelRing<R> {
     pub copies_refused: u32,
     /// After so many more pieces of memory there is none to [`reserve`](Driver::reserve).
     pub reserves_left: u32,
+    /// The next list of what is done that is longer than this many tags is not taken any further.
+    pub refuse_after: Option<u16>,
     device: CharDevice,
     ring: RingId,
     thread: u64,
@@ -76,6 +78,7 @@ impl<R: Ring> ModelRing<R> {
             inner,
             copies_refused: 0,
             reserves_left: u32::MAX,
+            refuse_after: None,
             device,
             ring,
             thread,
@@ -150,6 +153,11 @@ fn token_of(number: u64) -> Token {
 impl<R: Ring> Batches for ModelRing<R> {
     fn tell(&mut self, token: Token, file: FileId, op: u32, command: BatchIo, memory: Segment) {
         assert_eq!(file, DEVICE, "a command for another file");
+        let (mut command, mut memory) = (command, memory);
+        if let Some(most) = self.refuse_after.take_if(|most| *most < command.nr_elem) {
+            command.nr_elem = most;
+            memory.len = u32::from(most) * u32::from(command.elem_bytes);
+        }
         let elements = self.inner.bytes(memory).to_vec();
         let whose = (self.ring, self.thread, number_of(token));
         self.device.batch(whose, op, command, &elements, &mut Addressed(&mut self.inner));

@@ -468,6 +468,24 @@ fn a_queue_without_memory_for_its_batches_leaves_everything_with_its_caller() {
 }
 
 #[test]
+fn a_tag_that_is_refused_amid_a_batch_is_given_up_alone() {
+    for after in 1..DEPTH {
+        let mut rig = rig_by(DataMode::Copy, Behind::Null, true);
+        rig.settle();
+        for number in 0..u64::from(DEPTH) {
+            rig.ask(request(KernelOp::Write, number * 8, 8, 1));
+        }
+        rig.ring.refuse_after = Some(after);
+        let ends: Vec<i32> = std::iter::from_fn(|| rig.finished()).map(|end| end.errno).collect();
+        assert_eq!(rig.ring.refuse_after, None, "they were told of together");
+        assert_eq!(ends, [0; DEPTH as usize - 1], "{after}: the others end");
+        assert_eq!(rig.shared.tags.load(Relaxed), u32::from(DEPTH) - 1, "{after}");
+        assert_eq!(rig.shared.refused.load(Relaxed), libc::EIO, "{after}");
+        assert_eq!(rig.carry(request(KernelOp::Write, 0, 8, 1)).errno, 0, "{after}: and life goes on");
+    }
+}
+
+#[test]
 fn what_a_device_that_ends_is_told_of_many_tags_takes_them_all_back() {
     let mut rig = rig_by(DataMode::Copy, Behind::Null, true);
     rig.settle();
