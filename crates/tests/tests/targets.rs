@@ -180,15 +180,20 @@ fn a_snapshot_shows_what_its_origin_was_and_is_there_again() {
     let sandbox = Sandbox::default();
     let before = std::fs::read(sandbox.noise("base.img", 1 << 20)).unwrap();
     sandbox.image("cow.img", 4 * MIB);
-    let topology = "[device.snap]\ntable = \"0 2048 snapshot base.img cow.img P 16\"\n\
-                    [device.base]\ntable = \"0 2048 snapshot-origin base.img\"\n\
+    // The origin is opened behind its snapshot, wherever it stands.
+    let topology = "[device.base]\ntable = \"0 2048 snapshot-origin base.img\"\n\
+                    [device.snap]\ntable = \"0 2048 snapshot base.img cow.img P 16\"\n\
                     [[export]]\ndevice = \"snap\"\nnbd = \"unix:y.sock\"\n\
                     [[export]]\ndevice = \"base\"\nnbd = \"unix:y.sock\"\n";
     let mut server = sandbox.up(topology, 2);
     let (mut snap, mut base) = (connect(&server, "snap"), connect(&server, "base"));
     let (old, new) = (noise(5, 4096), noise(6, 12288));
     snap.write(0, &old, PLAIN).unwrap();
+    let table = sandbox.text("same.table", "0 2048 snapshot base.img cow.img P 16");
+    sandbox.run(&["table", "snap", "--load", &table.to_string_lossy()]).ok();
+    // What is copied between load and resume is the next table's as well.
     base.write(4096, &new, PLAIN).unwrap();
+    sandbox.run(&["resume", "snap"]).ok();
     assert_eq!(base.read(0, 1 << 20).unwrap(), [&before[..4096], &new, &before[16384..]].concat());
     let shown = [&old, &before[4096..]].concat();
     assert!(snap.read(0, 1 << 20).unwrap() == shown);

@@ -1,4 +1,5 @@
-//! In which order the devices of a topology are opened: each behind those that its table stands on.
+//! In which order the devices of a topology are opened: each behind those that its table stands on, and an origin behind its
+//! snapshots, for which it copies from its first write on.
 
 use super::{DeviceSpec, Problem, Topology};
 use crate::spec::StackSpec;
@@ -17,14 +18,24 @@ impl Topology {
         })
     }
 
-    /// All devices, none before one that it stands on. Those that stand on themselves come last, in any order.
+    /// Snapshots of what a device is the snapshot-origin of: those whose lines name it by the same word.
+    fn snapshots<'a>(&'a self, device: &'a DeviceSpec) -> impl Iterator<Item = usize> + 'a {
+        let origins = first_words(device, "snapshot-origin");
+        let is_one = move |(other, spec): (usize, &DeviceSpec)| {
+            first_words(spec, "snapshot").iter().any(|word| origins.contains(word)).then_some(other)
+        };
+        self.devices.iter().enumerate().filter_map(is_one)
+    }
+
+    /// All devices, none before one that it stands on, and no origin before its snapshots. Those that stand on themselves come last, in any order.
     pub fn in_order(&self) -> Vec<&DeviceSpec> {
         let mut left: Vec<usize> = (0..self.devices.len()).collect();
         let mut order = Vec::new();
         loop {
             let is_free = |&device: &usize| {
-                let mut below = self.below(&self.devices[device]);
-                !below.any(|lower| lower != device && left.contains(&lower))
+                let (spec, is_left) =
+                    (&self.devices[device], |other| other != device && left.contains(&other));
+                !self.below(spec).any(is_left) && !self.snapshots(spec).any(is_left)
             };
             let free: Vec<usize> = left.iter().copied().filter(is_free).collect();
             if free.is_empty() {
@@ -60,4 +71,11 @@ impl Topology {
         })
         .collect()
     }
+}
+
+/// What the lines of a kind begin with.
+fn first_words(device: &DeviceSpec, kind: &str) -> Vec<String> {
+    let StackSpec::Table(table) = &device.stack else { return Vec::new() };
+    let lines = table.lines.iter().filter(|line| line.kind == kind);
+    lines.filter_map(|line| line.words().into_iter().next()).collect()
 }

@@ -183,3 +183,13 @@ fn a_device_that_is_renamed_takes_its_exports_along() {
         topology.exports.iter().map(|e| (e.device.as_str(), &*e.nbd_options().unwrap().name)).collect();
     assert_eq!(exports, [("b", "x"), ("b", "b")]);
 }
+
+#[test]
+fn an_origin_comes_behind_its_snapshots() {
+    let text = "[device.base]\ntable = \"0 2048 snapshot-origin base.img\"\n\
+                [device.other]\nstack = \"ram:1M\"\n\
+                [device.snap]\ntable = \"0 2048 snapshot base.img cow.img P 16\"\n";
+    let topology = parse(text).unwrap();
+    let order: Vec<&str> = topology.in_order().iter().map(|device| device.name.as_str()).collect();
+    assert_eq!(order, ["other", "snap", "base"]);
+}
