@@ -50,6 +50,9 @@ impl Files {
     /// The file of a queue: queues come in the order of their numbers.
     fn file(&mut self, queue: u32) -> io::Result<&mut dyn Write> {
         let at = if self.prefix.is_some() { queue as usize } else { 0 };
+        if at > self.files.len() {
+            return Err(io::Error::other(format!("queue {queue} comes out of turn")));
+        }
         while self.files.len() <= at {
             let file: Box<dyn Write> = match &self.prefix {
                 Some(prefix) => {
