@@ -5,7 +5,7 @@
 
 use blockyard_tests::disk::{Loop, missing_file_system, missing_loop, shell};
 use blockyard_tests::server::{Engine, Sandbox, Server, noise};
-use blockyard_tests::tools::{PATIENCE, command, missing, run, skip, until, wait_within};
+use blockyard_tests::tools::{PATIENCE, command, skip, until, wait_within};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
@@ -63,7 +63,6 @@ fn requests_through_io_uring_are_what_they_are_through_the_device() {
     blocks_that_are_large_are_read_in_part();
     what_is_forced_away_leaves_nobody_waiting();
     what_is_mounted_elsewhere_leaves_nobody_waiting();
-    threads_without_memory_for_it_leave_no_mount();
     a_file_system_survives_a_killed_server();
     drop(switched);
     without_the_switch_it_says_so();
@@ -167,34 +166,6 @@ fn what_is_mounted_elsewhere_leaves_nobody_waiting() {
     let status = wait_within(&mut elsewhere, PATIENCE).expect("who has it elsewhere is told");
     assert!(status.success(), "and gets an error");
     server.terminate();
-}
-
-fn threads_without_memory_for_it_leave_no_mount() {
-    if missing(&["prlimit"]) {
-        return;
-    }
-    let sandbox = Sandbox::new(Engine::IoUring);
-    let image = sandbox.image("image", 4 << 20);
-    let path = sandbox.path("disk.raw");
-    let stack = format!("file:{},direct=on", image.display());
-    let words = |uring: &str| {
-        let export = format!("{},uring={uring}", path.display());
-        ["serve", &stack, "--name", "disk", "--fuse", &export].map(str::to_owned)
-    };
-    let without = words("off");
-    let mut server = sandbox.start(&mut sandbox.blockyard(&without.each_ref().map(String::as_str)), 1);
-    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).expect("its status");
-    let most = status.lines().find_map(|line| line.strip_prefix("VmPeak:")).expect("its size");
-    let most: u64 = most.trim().trim_end_matches(" kB").parse().expect("a number");
-    server.terminate();
-    // Less than the entries of one queue whose requests wait for a disk: those want more than 32 MiB.
-    let limit = format!("--as={}", (most << 10) + 16 * MIB);
-    let program = sandbox.blockyard(&[]).get_program().to_owned();
-    let mut limited = sandbox.tool(&["prlimit", &limit]);
-    let why = run(limited.arg(program).args(words("on"))).failed_with(1);
-    assert!(why.contains("give it uring=off"), "{why}");
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("the mounts");
-    assert!(!mounts.contains(&path.display().to_string()), "nothing is left of it");
 }
 
 fn a_file_system_survives_a_killed_server() {
