@@ -12,10 +12,10 @@ mod shared;
 mod tests;
 mod words;
 
-use super::chore::Chore;
+use super::chore::{Chore, Disks};
 use super::{Area, Devices, Kind, Names, Place, Status, Target, TargetError, long_number, number, stack};
 use crate::Layer;
-use block::{Bytes, LimitsError, Profile, Sectors};
+use block::{LimitsError, Profile, Sectors};
 use node::MirrorNode;
 use queue::{Node, NodeId, Ring};
 use shared::{Leg, Shared};
@@ -74,17 +74,6 @@ fn make<R: Ring>(
         let len = shared.log_len(block);
         if (len as u64) > devices.profile(device).size.0 || block > 4096 {
             return Err(TargetError::new(failed));
-        }
-        let mut bytes = vec![0; len];
-        // A log that cannot be read is taken to say that nothing is in sync, as in the kernel.
-        if devices.read(device, Bytes::ZERO, &mut bytes).is_err() {
-            bytes.fill(0);
-        }
-        shared.decode_log(&bytes);
-        shared.encode_log(&mut bytes);
-        let written = devices.write(device, Bytes::ZERO, &bytes).and_then(|()| devices.flush(device));
-        if written.is_err() {
-            shared.log_ends(false);
         }
     }
     Ok(Arc::new(Mirror { shared }))
@@ -161,6 +150,14 @@ impl<R: Ring> Target<R> for Mirror {
 
     fn events(&self) -> u32 {
         self.shared.events.load(Relaxed)
+    }
+
+    /// The table before this one may write the log until now.
+    fn prepare(&self, disks: &mut dyn Disks) -> Result<(), TargetError> {
+        if let Some(device) = self.shared.log_device {
+            self.shared.read_log(device, disks);
+        }
+        Ok(())
     }
 
     fn presuspend(&self, noflush: bool) {

@@ -129,6 +129,8 @@ pub(super) struct Shared {
     suspended: AtomicBool,
     /// What is held comes up for the table that comes.
     pub(super) requeues: AtomicBool,
+    /// Held while something is copied or written to the log by itself.
+    working: Mutex<()>,
     pub(super) events: AtomicU32,
     /// When a region was last marked.
     marked: Mutex<Instant>,
@@ -165,6 +167,7 @@ impl Shared {
             cursor: AtomicU64::new(0),
             suspended: AtomicBool::new(false),
             requeues: AtomicBool::new(false),
+            working: Mutex::new(()),
             events: AtomicU32::new(0),
             marked: Mutex::new(Instant::now()),
         }
@@ -193,6 +196,18 @@ impl Shared {
             self.going.0[at].store(going, Relaxed);
             bytes.copy_from_slice(&going.to_le_bytes()[..bytes.len()]);
         }
+    }
+
+    /// Begin with what the log says. One that cannot be read is taken to say that nothing is in sync, as in the kernel.
+    pub(super) fn read_log(&self, device: usize, disks: &mut dyn Disks) {
+        let mut bytes = vec![0; self.log_len(4096)];
+        if disks.read(device, Bytes::ZERO, &mut bytes).is_err() {
+            bytes.fill(0);
+        }
+        self.decode_log(&bytes);
+        self.encode_log(&mut bytes);
+        let written = disks.write(device, Bytes::ZERO, &bytes).and_then(|()| disks.flush(device));
+        self.log_ends(written.is_ok());
     }
 
     /// Take in a log that was read: regions without a mark are in sync. What is no log of ours is none at all.
@@ -343,6 +358,8 @@ impl Shared {
     pub(super) fn suspend(&self, noflush: bool) {
         self.requeues.store(noflush, Relaxed);
         self.suspended.store(true, Release);
+        // The next table may use the devices from here on: what is on its way to them ends first, a piece at most.
+        drop(self.working.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     pub(super) fn is_suspended(&self) -> bool {
@@ -385,6 +402,11 @@ impl Shared {
         let primary = self.primary();
         let mut whole = true;
         while at < end && whole {
+            if self.is_suspended() {
+                self.cursor.fetch_min(region, Relaxed);
+                whole = false;
+                break;
+            }
             let piece = &mut piece[..PIECE.min(end - at) as usize];
             let from = self.legs[primary].start.bytes() + Bytes(at);
             if disks.read(self.legs[primary].device, from, piece).is_err() {
@@ -490,18 +512,22 @@ impl Shared {
 impl Chore for Shared {
     fn is_due(&self) -> bool {
         let log = self.log_device.is_some() && !self.has_log_failed() && self.is_quiet();
-        (!self.is_suspended() && self.wants_copies())
-            || log && (self.stale.load(Acquire) || self.has_old_marks())
+        !self.is_suspended()
+            && (self.wants_copies() || log && (self.stale.load(Acquire) || self.has_old_marks()))
     }
 
     fn step(&self, disks: &mut dyn Disks) {
-        if !self.is_suspended()
-            && self.wants_copies()
+        let _working = self.working.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_suspended() {
+            return;
+        }
+        if self.wants_copies()
             && let Some(region) = self.next_region()
         {
             self.copy_region(region, disks);
         }
         if let Some(device) = self.log_device.filter(|_| self.is_quiet() && !self.has_log_failed())
+            && !self.is_suspended()
             && (self.stale.load(Acquire) || self.has_old_marks())
         {
             self.write_log(device, disks);

@@ -411,3 +411,17 @@ fn what_a_medium_lost_is_read_elsewhere() {
     assert_eq!(rig.read(0, 512), (End::Ok, vec![7; 512]));
     assert_eq!(status(&rig), "2 8:0 8:16 16/16 1 RA 1 core");
 }
+
+#[test]
+fn a_log_is_read_when_its_table_is_put_to_use() {
+    let mut old = Rig::new("mirror", "disk 3 log 64 nosync 2 a 0 b 0");
+    let loaded = super::super::testing::made("mirror", "disk 2 log 64 2 a 0 b 0");
+    assert_eq!(old.write(0, &[7; 512]), End::Ok);
+    assert_eq!(unmarked(&old), 15);
+    quiet();
+    old.target.presuspend(true);
+    assert!(!chore(&old).is_due(), "the log is the next table's");
+    loaded.prepare(&mut Below(&old, None)).unwrap();
+    let status = loaded.status(Status::Info, &names(&["8:0", "8:16", "8:32"]));
+    assert_eq!(status, "2 8:16 8:32 15/16 1 AA 3 disk 8:0 A", "what was written after it was made is marked");
+}
