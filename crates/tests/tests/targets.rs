@@ -222,6 +222,8 @@ fn a_mirror_copies_by_itself_and_goes_on_without_a_device() {
     let status = || sandbox.run(&["status", "m"]).ok();
     until(PATIENCE, || (status() == whole).then_some(())).expect("it is in sync");
     assert!(file(&sandbox, "b.img") == first);
+    let clean = || (file(&sandbox, "log.img")[1024..1028] == [0xff; 4]).then_some(());
+    until(PATIENCE, clean).expect("its log says so soon after");
     let mut peer = connect(&server, "m");
     let data = noise(9, 65536);
     peer.write(512 << 10, &data, PLAIN).unwrap();
