@@ -98,6 +98,13 @@ pub(super) struct Gate {
     states: Box<[State]>,
 }
 
+impl Drop for Gate {
+    /// Others share the tags that requests of this queue still have: they would wait for ever.
+    fn drop(&mut self) {
+        self.states.iter().filter(|state| state.tagged).for_each(|_| self.tags.give_back());
+    }
+}
+
 impl Gate {
     pub(super) fn new(shared: Arc<Shared>) -> Gate {
         let tags = shared.tags.clone().unwrap_or_else(Tags::own);

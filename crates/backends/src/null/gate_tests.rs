@@ -177,6 +177,20 @@ fn tags_are_shared_by_the_queues_of_a_device() {
 }
 
 #[test]
+fn a_queue_that_goes_amid_its_requests_leaves_the_shared_tags() {
+    let knobs = Knobs { sharing: Sharing::Device, hw_queue_depth: Some(1), ..Knobs::default() };
+    let null =
+        Null::new(&NullSpec { completion: Completion::After(1_000_000), ..spec(false, knobs) }).unwrap();
+    let mut gone = Harness::new(Box::new(null.node(None)));
+    gone.submit(block::Request::flush(), &[]);
+    drop(gone);
+    let mut disk = Harness::new(Box::new(null.node(None)));
+    disk.submit(block::Request::flush(), &[]);
+    assert_eq!(disk.drain()[0].0, Status::Ok);
+    assert!(disk.ring.time < 3_000_000, "it waited for a tag");
+}
+
+#[test]
 fn a_flush_empties_the_cache() {
     let knobs = Knobs { cache_size: Some(Bytes(16384)), discard: true, ..Knobs::default() };
     let (null, mut disk) = disk(true, knobs);
