@@ -8,6 +8,7 @@ use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// A ublk device that is not one of this run directory's.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -72,6 +73,9 @@ fn sysfs(number: u32, name: &str) -> Option<String> {
     fs::read_to_string(format!("/sys/block/ublkb{number}/{name}")).ok().map(|text| text.trim().to_owned())
 }
 
+/// How long opening a block device is waited for.
+const OPEN_PATIENCE: Duration = Duration::from_secs(1);
+
 /// A block device and its partitions: where sysfs has them, and their names.
 fn parts_of(number: u32) -> Vec<(PathBuf, String)> {
     let root = format!("/sys/block/ublkb{number}");
@@ -106,8 +110,19 @@ pub fn users_of(number: u32) -> u64 {
 /// Whether someone has claimed the block device for itself, as a mount does, or has it open, as far as we may see: for
 /// drivers that do not tell (`SAFE_STOP_DEV`), and rather do not remove it before that one lets go.
 pub(super) fn is_claimed(number: u32) -> bool {
-    let opened = open(block_path(number), OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty());
-    opened.is_err_and(|errno| errno == Errno::BUSY)
+    refuses_others(number)
         || users_of(number) > 0
         || parts_of(number).iter().any(|(_, part)| !open_by(&Path::new("/dev").join(part)).is_empty())
+}
+
+/// Whether the block device cannot be opened exclusively. Where the kernel is reading the partition table for a server
+/// that died over that, opening waits for the read, which only the removal of the device ends: it is not waited for.
+fn refuses_others(number: u32) -> bool {
+    let (tell, told) = std::sync::mpsc::channel();
+    let ask = move || {
+        let opened = open(block_path(number), OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty());
+        let _ = tell.send(opened.is_err_and(|errno| errno == Errno::BUSY));
+    };
+    let asked = std::thread::Builder::new().name("open".to_owned()).spawn(ask);
+    asked.is_ok() && told.recv_timeout(OPEN_PATIENCE).unwrap_or(false)
 }
