@@ -11,6 +11,7 @@ pub mod cow;
 mod layer;
 pub mod multipath;
 mod pass;
+mod pieces;
 mod split;
 pub mod target;
 #[cfg(test)]

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::testing::Bench;
-use block::{LimitOverrides, Region, Sectors, Segment};
+use block::{Bytes, Data, Flags, LimitOverrides, Region, Sectors, Segment};
+use queue::Event;
 
 fn limits(text: &str) -> QueueLimits {
     let mut limits = QueueLimits { max_hw_sectors: Sectors(1 << 20), ..QueueLimits::default() };

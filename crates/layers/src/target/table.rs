@@ -5,13 +5,13 @@
 //! A flush goes to all targets. A table of one target that cuts nothing needs no node of this: who builds the
 //! tree leaves it out.
 //!
-//! *Invariant:* rows lie next to each other without gaps, from 0 on. *Invariant:* while a request is held here, at least
-//! one of its pieces is under way.
+//! *Invariant:* rows lie next to each other without gaps, from 0 on.
 
 use super::{Fan, Place, both};
+use crate::pieces::{Piece, Pieces};
 use crate::{Layer, Split};
-use block::{Bytes, Cookie, Data, Flags, LimitsError, Op, Profile, QueueLimits, Request, Sectors, Status};
-use queue::{ChildKind, Cx, Event, Node, NodeId, Ring, Verdict};
+use block::{Bytes, Cookie, LimitsError, Op, Profile, QueueLimits, Request, Sectors, Status};
+use queue::{Cx, Node, NodeId, Ring, Verdict};
 
 /// One target, as far as requests are cut for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -93,17 +93,23 @@ struct Reach {
     child: NodeId,
 }
 
-/// What is left of a request that was cut.
-#[derive(Clone, Copy)]
-struct Rest {
-    /// Where it begins on the device; the request's end when nothing is left.
-    offset: Bytes,
-    /// The memory from there on.
-    data: Data,
-    /// Pieces under way.
-    pieces: u32,
-    /// The first error, else `Ok`.
-    status: Status,
+/// The target at an offset, and how many bytes may go to it from there in one request.
+#[inline]
+fn at(reaches: &[Reach], offset: u64) -> (Reach, u64) {
+    let row = reaches.partition_point(|reach| reach.end <= offset);
+    let reach = reaches[row];
+    let to_cut = if reach.max_io == u64::MAX {
+        u64::MAX
+    } else {
+        reach.max_io - (offset - reach.start) % reach.max_io
+    };
+    (reach, to_cut.min(reach.end - offset))
+}
+
+/// What of a request goes down first.
+fn piece(reaches: &[Reach], left: &Request) -> Piece {
+    let (reach, most) = at(reaches, left.offset.0);
+    Piece { child: reach.child, len: left.len.0.min(most), start: reach.start }
 }
 
 struct TableNode {
@@ -111,7 +117,7 @@ struct TableNode {
     children: Box<[NodeId]>,
     /// By tag: where the target begins to which a request went, and how long the request was.
     moved: Box<[(u64, Bytes)]>,
-    rests: Box<[Rest]>,
+    pieces: Pieces,
     flushes: Fan,
 }
 
@@ -126,7 +132,7 @@ impl TableNode {
             reaches: rows.iter().zip(children).map(reach).collect(),
             children: children.into(),
             moved: Box::default(),
-            rests: Box::default(),
+            pieces: Pieces::default(),
             flushes: Fan::default(),
         }
     }
@@ -136,63 +142,17 @@ impl TableNode {
         Bytes(self.reaches.last().map_or(0, |reach| reach.end))
     }
 
-    /// The target at an offset, and how many bytes may go to it from there in one request.
-    #[inline]
-    fn at(&self, offset: u64) -> (Reach, u64) {
-        let row = self.reaches.partition_point(|reach| reach.end <= offset);
-        let reach = self.reaches[row];
-        let to_cut = if reach.max_io == u64::MAX {
-            u64::MAX
-        } else {
-            reach.max_io - (offset - reach.start) % reach.max_io
-        };
-        (reach, to_cut.min(reach.end - offset))
-    }
-
     #[inline(never)]
     fn cut<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
-        if req.flags.has(Flags::NOWAIT) {
-            return Verdict::Up(Status::Again);
-        }
-        let rest = Rest { offset: req.offset, data: req.data, pieces: 0, status: Status::Ok };
-        self.rests[io.tag.index()] = rest;
-        self.start_pieces(io, req, cx);
-        if self.rests[io.tag.index()].pieces == 0 { Verdict::Busy } else { Verdict::Held }
-    }
-
-    fn start_pieces<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) {
-        let mut rest = self.rests[io.tag.index()];
-        while rest.offset < req.end() && cx.spare_children() > 0 {
-            let (reach, most) = self.at(rest.offset.0);
-            let left = req.end() - rest.offset;
-            let len = Bytes(left.0.min(most));
-            // A piece fills a part of the request's own memory.
-            let flags = req.flags.without(Flags::MAY_LEND);
-            let mut piece = Request { offset: rest.offset, len, data: rest.data, op: req.op, flags };
-            if len < left {
-                if req.op.moves_data() {
-                    rest.data = cx.advance(piece.data, len.0);
-                }
-                cx.probe(io.tag, &piece, Event::Split { rest: piece.end() });
-            }
-            if let (true, Data::One(segment)) = (req.op.moves_data(), piece.data) {
-                piece.data = Data::One(segment.slice(0, len.0 as u32));
-            }
-            rest.offset = piece.end();
-            rest.pieces += 1;
-            piece.offset = Bytes(piece.offset.0 - reach.start);
-            let spawned = cx.spawn(io, reach.child, ChildKind::Piece, piece);
-            debug_assert!(spawned.is_ok(), "a spare child was seen");
-        }
-        self.rests[io.tag.index()] = rest;
+        let TableNode { reaches, pieces, .. } = self;
+        pieces.begin(io, req, cx, |left, _| Some(piece(reaches, left)))
     }
 }
 
 impl<R: Ring> Node<R> for TableNode {
     fn attach(&mut self, _: NodeId, tags: usize) {
-        let none = Rest { offset: Bytes::ZERO, data: Data::NONE, pieces: 0, status: Status::Ok };
         self.moved = vec![(0, Bytes::ZERO); tags].into();
-        self.rests = vec![none; tags].into();
+        self.pieces.attach(tags);
         self.flushes.attach(tags);
     }
 
@@ -209,7 +169,7 @@ impl<R: Ring> Node<R> for TableNode {
             // What stands on this device has not heard yet that it is shorter.
             return Verdict::Up(Status::IoError);
         }
-        let (reach, most) = self.at(req.offset.0);
+        let (reach, most) = at(&self.reaches, req.offset.0);
         // An answer about extents may end early, and then who asks goes on from there.
         if req.len.0 > most && req.op != Op::Extents {
             return self.cut(io, req, cx);
@@ -238,16 +198,8 @@ impl<R: Ring> Node<R> for TableNode {
         if req.op == Op::Flush {
             return self.flushes.end(io, status);
         }
-        let rest = &mut self.rests[io.tag.index()];
-        rest.pieces -= 1;
-        if rest.status.is_ok() {
-            rest.status = status;
-        }
-        if rest.status.is_ok() && rest.offset < req.end() {
-            self.start_pieces(io, req, cx);
-        }
-        let rest = &self.rests[io.tag.index()];
-        if rest.pieces == 0 { Verdict::Up(rest.status) } else { Verdict::Held }
+        let TableNode { reaches, pieces, .. } = self;
+        pieces.end(io, req, status, cx, |left, _| Some(piece(reaches, left)))
     }
 
     /// Nothing of ours is with the ring: the pieces are as old as the request and are asked themselves.
