@@ -11,14 +11,34 @@ pub(crate) fn median(values: &[f64]) -> f64 {
     }
 }
 
+/// The least, the middle and the greatest.
+pub(crate) fn spread(values: &[f64]) -> (f64, f64, f64) {
+    let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let greatest = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    (least, median(values), greatest)
+}
+
+/// The median of the rounds' own ratios, so that what drifts during a run drops out; NaN when no round has both.
+pub(crate) fn ratio(own: &[f64], peer: &[f64]) -> f64 {
+    median(&own.iter().zip(peer).map(|(own, peer)| own / peer).collect::<Vec<_>>())
+}
+
 #[cfg(test)]
 mod tests {
-    use super::median;
+    use super::*;
 
     #[test]
     fn median_is_the_middle_or_the_mean_of_the_middle() {
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
         assert!(median(&[]).is_nan());
+        assert_eq!(spread(&[3.0, 1.0, 2.5]), (1.0, 2.5, 3.0));
+    }
+
+    #[test]
+    fn a_ratio_is_the_middle_of_the_rounds_own() {
+        assert_eq!(ratio(&[100.0, 300.0, 300.0], &[200.0, 300.0, 600.0]), 0.5);
+        assert_eq!(ratio(&[100.0, 300.0], &[200.0]), 0.5);
+        assert!(ratio(&[], &[200.0]).is_nan());
     }
 }

@@ -3,10 +3,14 @@
 
 mod core;
 mod devices;
+mod error;
 mod figures;
+mod fio;
 mod loops;
 mod nbd;
+mod options;
 mod proc;
+mod tools;
 
 use std::process::ExitCode;
 

@@ -18,24 +18,11 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
+use crate::error::{Error, Result};
 use crate::figures::median;
 use jobs::{Job, Pressure, Sample};
 use options::Options;
 use servers::{Kind, Server, Site, Storage};
-
-/// What went wrong, in words for the person at the terminal.
-#[derive(Debug)]
-struct Error(String);
-
-type Result<T> = std::result::Result<T, Error>;
-
-impl Error {
-    /// Names the thing that an I/O error is about.
-    fn at(what: &Path) -> impl FnOnce(std::io::Error) -> Self + use<> {
-        let what = what.display().to_string();
-        move |error| Self(format!("{what}: {error}"))
-    }
-}
 
 /// All rounds of one job on one server.
 struct Series {

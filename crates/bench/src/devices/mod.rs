@@ -13,21 +13,18 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use crate::error::{Error, Result};
 use crate::figures::median;
-use jobs::{JOBS, Job, Sample};
+use crate::fio;
+use crate::options::{chosen, count, each};
+use jobs::{JOBS, Job};
 use subjects::{SUBJECTS, Site, Subject};
-
-/// What went wrong, in words for the person at the terminal.
-#[derive(Debug)]
-struct Error(String);
-
-type Result<T> = std::result::Result<T, Error>;
 
 /// All rounds of one job on one subject.
 struct Row {
     subject: &'static Subject,
     job: &'static str,
-    samples: Vec<Sample>,
+    samples: Vec<fio::Run>,
 }
 
 /// How long one subject took to come and to go, in each round.
@@ -86,30 +83,20 @@ fn parse(words: &[String]) -> Result<Options> {
     let site = Site { folder: "/tmp".into(), size: 256 << 20, queues: 1 };
     let (subjects, jobs) = (SUBJECTS.iter().collect(), JOBS.iter().collect());
     let mut options = Options { rounds: 3, seconds: 2, site, subjects, jobs };
-    let mut words = words.iter();
-    while let Some(word) = words.next() {
-        let value = words.next().ok_or_else(|| Error(format!("{word} needs a value")))?;
-        let number = || {
-            value
-                .parse::<u32>()
-                .ok()
-                .filter(|n| *n > 0)
-                .ok_or_else(|| Error(format!("{word} {value}: a number from 1")))
-        };
-        let begins = |name: &str| value.split(',').any(|part| name.starts_with(part));
-        match word.as_str() {
-            "--rounds" => options.rounds = number()? as usize,
-            "--seconds" => options.seconds = number()?,
-            "--size" => options.site.size = u64::from(number()?) << 20,
-            "--queues" => options.site.queues = number()?,
-            "--subjects" => options.subjects.retain(|subject| begins(subject.name)),
-            "--jobs" => options.jobs.retain(|job| begins(job.name)),
-            _ => return Err(Error(format!("no such option: {word}"))),
+    each(words, |name, value| {
+        match name {
+            "--rounds" => options.rounds = count(name, value)? as usize,
+            "--seconds" => options.seconds = count(name, value)?,
+            "--size" => options.site.size = u64::from(count(name, value)?) << 20,
+            "--queues" => options.site.queues = count(name, value)?,
+            "--subjects" => {
+                options.subjects = chosen(name, value, &options.subjects, |subject| subject.name)?;
+            }
+            "--jobs" => options.jobs = chosen(name, value, &options.jobs, |job| job.name)?,
+            _ => return Err(Error(format!("no such option: {name}"))),
         }
-    }
-    if options.subjects.is_empty() || options.jobs.is_empty() {
-        return Err(Error("nothing is left to measure".into()));
-    }
+        Ok(())
+    })?;
     Ok(options)
 }
 

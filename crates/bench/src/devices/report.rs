@@ -3,25 +3,11 @@
 use std::fmt::Write;
 
 use super::Row;
-use super::jobs::Sample;
-use crate::figures::median;
+use crate::figures::{median, ratio, spread};
+use crate::fio;
 
-/// The least, the middle and the greatest of the rounds.
-fn spread(values: &[f64]) -> (f64, f64, f64) {
-    let least = values.iter().copied().fold(f64::INFINITY, f64::min);
-    let greatest = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    (median(values), least, greatest)
-}
-
-fn of(row: &Row, value: impl Fn(&Sample) -> f64) -> Vec<f64> {
+fn of(row: &Row, value: impl Fn(&fio::Run) -> f64) -> Vec<f64> {
     row.samples.iter().map(value).collect()
-}
-
-/// The rounds' own ratios: what drifts during the run drops out.
-fn ratio(row: &Row, peer: &Row) -> Option<f64> {
-    let pairs = row.samples.iter().zip(&peer.samples);
-    let ratios: Vec<f64> = pairs.map(|(own, other)| own.rate / other.rate).collect();
-    (!ratios.is_empty()).then(|| median(&ratios))
 }
 
 /// The table of one job.
@@ -31,7 +17,7 @@ pub(super) fn table(job: &str, rows: &[Row]) -> String {
         "kIOPS (least..greatest)", "p50 us", "p99 us", "machine", "server", "beside"
     );
     for row in rows.iter().filter(|row| row.job == job && !row.samples.is_empty()) {
-        let (middle, least, greatest) = spread(&of(row, |sample| sample.rate / 1000.0));
+        let (least, middle, greatest) = spread(&of(row, |sample| sample.rate / 1000.0));
         let rate = format!("{middle:.1} ({least:.1}..{greatest:.1})");
         let server: Vec<f64> = row.samples.iter().filter_map(|sample| sample.server_us).collect();
         let server = if server.is_empty() { "-".into() } else { format!("{:.2}", median(&server)) };
@@ -39,7 +25,13 @@ pub(super) fn table(job: &str, rows: &[Row]) -> String {
             .subject
             .peer
             .and_then(|name| rows.iter().find(|other| other.job == job && other.subject.name == name));
-        let beside = peer.and_then(|peer| Some(format!("{:.2} x {}", ratio(row, peer)?, peer.subject.name)));
+        let beside = peer.map(|peer| {
+            let times = ratio(&of(row, |sample| sample.rate), &of(peer, |sample| sample.rate));
+            (times, peer.subject.name)
+        });
+        // The peer may have been left out.
+        let beside = beside.filter(|(times, _)| !times.is_nan());
+        let beside = beside.map(|(times, name)| format!("{times:.2} x {name}"));
         let _ = writeln!(
             text,
             "{:16} {rate:>26} {:8.1} {:8.1} {:10.2} {server:>10}   {}",
@@ -58,7 +50,7 @@ pub(super) fn csv(rows: &[Row]) -> String {
     let mut text = "subject,job,round,iops,p50_us,p99_us,machine_us,server_us\n".to_owned();
     for row in rows {
         for (round, sample) in row.samples.iter().enumerate() {
-            let Sample { rate, p50_us, p99_us, machine_us, server_us } = sample;
+            let fio::Run { rate, p50_us, p99_us, machine_us, server_us, .. } = sample;
             let server = server_us.map_or(String::new(), |us| format!("{us:.3}"));
             let (name, job) = (row.subject.name, row.job);
             let _ = writeln!(
@@ -77,7 +69,7 @@ mod tests {
 
     fn row(name: &str, rates: &[f64]) -> Row {
         let subject = SUBJECTS.iter().find(|subject| subject.name == name).expect("a row");
-        let sample = |rate: &f64| Sample { rate: *rate, server_us: Some(1.5), ..Sample::default() };
+        let sample = |rate: &f64| fio::Run { rate: *rate, server_us: Some(1.5), ..fio::Run::default() };
         Row { subject, job: "randread-32", samples: rates.iter().map(sample).collect() }
     }
 

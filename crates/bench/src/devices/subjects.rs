@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::{Error, Result};
+use crate::error::{Error, Result};
+use crate::tools::{output, run};
 
 /// How a subject makes its device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -368,22 +369,6 @@ fn within<T>(limit: Duration, mut probe: impl FnMut() -> Option<T>) -> Option<T>
             answer => return answer,
         }
     }
-}
-
-/// Runs a tool that has nothing to say.
-pub(super) fn run(words: &[&str]) -> Result<()> {
-    output(words).map(drop)
-}
-
-/// Runs a tool and returns what it printed.
-pub(super) fn output(words: &[&str]) -> Result<String> {
-    let output = Command::new(words[0]).args(&words[1..]).stdin(Stdio::null()).output();
-    let output = output.map_err(|error| Error(format!("{}: {error}", words[0])))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        return Err(Error(format!("{}: {}: {}", words.join(" "), output.status, said.trim())));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 #[cfg(test)]

@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use serde_json::Value;
-
-use super::subjects::{Running, output};
-use super::{Error, Result};
-use crate::proc;
+use super::subjects::Running;
+use crate::error::{Error, Result};
+use crate::fio;
+use crate::tools::output;
 
 /// One kind of load.
 #[derive(Clone, Copy, Debug)]
@@ -80,16 +79,7 @@ pub(super) const JOBS: &[Job] = &[
 /// What one run measured.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sample {
-    /// Requests a second.
-    pub(super) rate: f64,
-    /// Bytes a second.
-    pub(super) bytes: f64,
-    /// Latency that 99 of 100 do not exceed, of the reads or else of the writes.
-    pub(super) p99_us: f64,
-    /// The machine's processor time for a request, fio and everything else included.
-    pub(super) machine_us: f64,
-    /// The server's.
-    pub(super) server_us: Option<f64>,
+    pub(super) run: fio::Run,
     /// Switches of the whole machine for a request.
     pub(super) switches: f64,
     /// What the page cache has grown by during the run, less what tmpfs itself holds, in MiB.
@@ -116,20 +106,15 @@ impl Job {
             output(&lay)?;
             std::fs::write(on.mount.join(format!("{}.laid", self.name)), "").map_err(fail)?;
         }
-        let look = || -> std::io::Result<_> {
-            let own = on.server.map(proc::cpu_of_process).transpose()?;
-            Ok((proc::machine()?, own, switches()?, cached_kib()?))
-        };
+        let look = || Ok((switches()?, cached_kib()?));
         let before = look().map_err(fail)?;
-        let text = output(&words)?;
+        let run = fio::run(&words, on.server)?;
         let after = look().map_err(fail)?;
-        let (count, mut sample) = parse(&text)?;
-        let each = |time: Duration| time.as_secs_f64() * 1e6 / count.max(1.0);
-        sample.machine_us = each(after.0.busy.saturating_sub(before.0.busy));
-        sample.server_us = before.1.zip(after.1).map(|(before, after)| each(after.saturating_sub(before)));
-        sample.switches = after.2.saturating_sub(before.2) as f64 / count.max(1.0);
-        sample.cached_mib = (after.3 - before.3) / 1024.0;
-        Ok(sample)
+        Ok(Sample {
+            run,
+            switches: after.0.saturating_sub(before.0) as f64 / run.requests.max(1.0),
+            cached_mib: (after.1 - before.1) / 1024.0,
+        })
     }
 }
 
@@ -147,38 +132,4 @@ fn cached_kib() -> std::io::Result<f64> {
         line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok()).unwrap_or(0.0)
     };
     Ok(field("Cached:") + field("Buffers:") - field("Shmem:"))
-}
-
-/// Reads fio's report: how many requests there were, and of the sample what fio knows.
-fn parse(text: &str) -> Result<(f64, Sample)> {
-    // fio may say something before the report.
-    let start = text.find('{').ok_or_else(|| Error("fio: no report".into()))?;
-    let report: Value =
-        serde_json::from_str(&text[start..]).map_err(|error| Error(format!("fio: {error}")))?;
-    let job = report["jobs"].get(0).ok_or_else(|| Error("fio: a report without a job".into()))?;
-    let error = job["error"].as_i64().unwrap_or(0);
-    if error != 0 {
-        return Err(Error(format!("fio: error {error}")));
-    }
-    let number = |side: &str, path: &str| job[side].pointer(path).and_then(Value::as_f64).unwrap_or(0.0);
-    let both = |path: &str| number("read", path) + number("write", path);
-    let side = if number("read", "/total_ios") >= number("write", "/total_ios") { "read" } else { "write" };
-    let p99_us = number(side, "/clat_ns/percentile/99.000000") / 1000.0;
-    let (rate, bytes) = (both("/iops"), both("/bw_bytes"));
-    Ok((both("/total_ios"), Sample { rate, bytes, p99_us, ..Sample::default() }))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_report_of_fio_is_read() {
-        let text = r#"{"jobs":[{"error":0,
-              "read":{"total_ios":300,"iops":100.5,"bw_bytes":4096,"clat_ns":{"percentile":{"99.000000":9000}}},
-              "write":{"total_ios":100,"iops":50.0,"bw_bytes":4096,"clat_ns":{}}}]}"#;
-        let (count, sample) = parse(text).expect("it is one");
-        assert_eq!((count, sample.rate, sample.bytes, sample.p99_us), (400.0, 150.5, 8192.0, 9.0));
-        assert!(parse(r#"{"jobs":[{"error":5}]}"#).is_err());
-    }
 }

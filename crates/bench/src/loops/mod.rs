@@ -12,14 +12,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use crate::error::{Error, Result};
+use crate::options::{chosen, count, each};
 use jobs::{JOBS, Job, Sample};
 use subjects::{Running, SUBJECTS, Subject};
-
-/// What went wrong, in words for the person at the terminal.
-#[derive(Debug)]
-struct Error(String);
-
-type Result<T> = std::result::Result<T, Error>;
 
 /// All rounds of one job on one subject.
 struct Row {
@@ -79,28 +75,21 @@ fn parse(words: &[String]) -> Result<Options> {
         subjects: SUBJECTS.iter().collect(),
         jobs: JOBS.iter().collect(),
     };
-    let mut words = words.iter();
-    while let Some(word) = words.next() {
-        let value = words.next().ok_or_else(|| Error(format!("{word} needs a value")))?;
-        let number = || {
-            let number = value.parse::<u32>().ok().filter(|number| *number > 0);
-            number.ok_or_else(|| Error(format!("{word} {value}: a number from 1")))
-        };
-        let begins = |name: &str| value.split(',').any(|part| name.starts_with(part));
-        match word.as_str() {
-            "--rounds" => options.rounds = number()? as usize,
-            "--seconds" => options.seconds = number()?,
-            "--size" => options.size = u64::from(number()?.max(512)) << 20,
+    each(words, |name, value| {
+        match name {
+            "--rounds" => options.rounds = count(name, value)? as usize,
+            "--seconds" => options.seconds = count(name, value)?,
+            "--size" => options.size = u64::from(count(name, value)?.max(512)) << 20,
             "--dir" => options.folder = value.into(),
             "--out" => options.out = value.into(),
-            "--subjects" => options.subjects.retain(|subject| begins(subject.name)),
-            "--jobs" => options.jobs.retain(|job| begins(job.name)),
-            _ => return Err(Error(format!("no such option: {word}"))),
+            "--subjects" => {
+                options.subjects = chosen(name, value, &options.subjects, |subject| subject.name)?;
+            }
+            "--jobs" => options.jobs = chosen(name, value, &options.jobs, |job| job.name)?,
+            _ => return Err(Error(format!("no such option: {name}"))),
         }
-    }
-    if options.subjects.is_empty() || options.jobs.is_empty() {
-        return Err(Error("nothing is left to measure".into()));
-    }
+        Ok(())
+    })?;
     Ok(options)
 }
 
@@ -125,11 +114,13 @@ fn run(options: &Options) -> Result<()> {
                 }
             }
         }
+        // A run that is ended early leaves the rounds that it finished.
+        std::fs::create_dir_all(&options.out).map_err(Error::at(&options.out))?;
+        let csv = options.out.join("loop.csv");
+        std::fs::write(&csv, report::csv(&rows)).map_err(Error::at(&csv))?;
     }
     print!("{}", report::page(options, &running, &rows));
-    std::fs::create_dir_all(&options.out)
-        .and_then(|()| std::fs::write(options.out.join("loop.csv"), report::csv(&rows)))
-        .map_err(|error| Error(format!("{}: {error}", options.out.display())))
+    Ok(())
 }
 
 #[cfg(test)]

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::{Error, Result};
+use crate::error::{Error, Result};
+use crate::tools::{output, run};
 
 /// How a subject makes its device. In words, `{image}`, `{file}` and `{size}` are put in.
 #[derive(Clone, Copy, Debug)]
@@ -189,18 +190,4 @@ impl Drop for Running {
         }
         let _ = std::fs::remove_dir(&self.mount);
     }
-}
-
-pub(super) fn run(words: &[&str]) -> Result<()> {
-    output(words).map(drop)
-}
-
-pub(super) fn output(words: &[&str]) -> Result<String> {
-    let outcome = Command::new(words[0]).args(&words[1..]).stdin(Stdio::null()).output();
-    let outcome = outcome.map_err(|error| Error(format!("{}: {error}", words[0])))?;
-    if outcome.status.success() {
-        return Ok(String::from_utf8_lossy(&outcome.stdout).into_owned());
-    }
-    let said = String::from_utf8_lossy(&outcome.stderr);
-    Err(Error(format!("{}: {} {}", words.join(" "), outcome.status, said.trim())))
 }

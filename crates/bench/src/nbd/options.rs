@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use super::jobs::{JOBS, Job, Pressure};
 use super::servers::{self, KINDS, Kind, STORAGES, Site, Storage};
 use super::{Error, Result};
+use crate::options::{chosen, number};
 
 /// One run's choices.
 pub(super) struct Options {
@@ -88,27 +89,6 @@ impl Default for Options {
             out: "target/bench".into(),
         }
     }
-}
-
-fn number<T: std::str::FromStr>(name: &str, value: &str) -> Result<T> {
-    value.parse().map_err(|_| Error(format!("{name} {value}: not a number")))
-}
-
-/// Every entry of `all` whose name begins with one of the comma-separated `words`.
-fn chosen<T: Copy>(
-    name: &str,
-    words: &str,
-    all: &[T],
-    name_of: impl Fn(&T) -> &'static str,
-) -> Result<Vec<T>> {
-    for word in words.split(',') {
-        if word.is_empty() || !all.iter().any(|one| name_of(one).starts_with(word)) {
-            let known: Vec<&str> = all.iter().map(&name_of).collect();
-            return Err(Error(format!("{name} {word}: none of {}", known.join(" "))));
-        }
-    }
-    let begins = |one: &&T| words.split(',').any(|word| name_of(one).starts_with(word));
-    Ok(all.iter().filter(begins).copied().collect())
 }
 
 impl Options {

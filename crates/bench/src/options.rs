@@ -1,0 +1,70 @@
+//! What the options of all measurements have in common.
+
+use std::str::FromStr;
+
+use crate::error::{Error, Result};
+
+/// The value of an option that is a number.
+pub(crate) fn number<T: FromStr>(name: &str, value: &str) -> Result<T> {
+    value.parse().map_err(|_| Error(format!("{name} {value}: not a number")))
+}
+
+/// One that is at least 1.
+pub(crate) fn count(name: &str, value: &str) -> Result<u32> {
+    let number = value.parse().ok().filter(|number| *number > 0);
+    number.ok_or_else(|| Error(format!("{name} {value}: a number from 1")))
+}
+
+/// Every entry of `all` whose name begins with one of the comma-separated `words`.
+pub(crate) fn chosen<T: Copy>(
+    name: &str,
+    words: &str,
+    all: &[T],
+    name_of: impl Fn(&T) -> &'static str,
+) -> Result<Vec<T>> {
+    for word in words.split(',') {
+        if word.is_empty() || !all.iter().any(|one| name_of(one).starts_with(word)) {
+            let known: Vec<&str> = all.iter().map(&name_of).collect();
+            return Err(Error(format!("{name} {word}: none of {}", known.join(" "))));
+        }
+    }
+    let begins = |one: &&T| words.split(',').any(|word| name_of(one).starts_with(word));
+    Ok(all.iter().filter(begins).copied().collect())
+}
+
+/// Calls `set` with each option of a command line whose options all have a value.
+pub(crate) fn each(words: &[String], mut set: impl FnMut(&str, &str) -> Result<()>) -> Result<()> {
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let value = words.next().ok_or_else(|| Error(format!("{word} needs a value")))?;
+        set(word, value)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [&str; 3] = ["null", "null-direct", "ram"];
+
+    #[test]
+    fn what_is_chosen_begins_with_one_of_the_words() {
+        let begin = |words| chosen("--jobs", words, &ALL, |name| name);
+        assert_eq!(begin("null").expect("known"), ["null", "null-direct"]);
+        assert_eq!(begin("r,null-").expect("known"), ["null-direct", "ram"]);
+        for words in ["", "null,", "disk"] {
+            assert!(begin(words).is_err(), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn a_count_is_a_number_from_1() {
+        assert_eq!(count("--rounds", "3").expect("a number"), 3);
+        for value in ["0", "-1", "many"] {
+            assert!(count("--rounds", value).is_err(), "{value}");
+        }
+        let words = ["--rounds".to_owned()];
+        assert!(each(&words, |_, _| Ok(())).is_err(), "an option without its value");
+    }
+}
