@@ -2,7 +2,7 @@
 //! while somebody uses them, and after their server was killed.
 
 use blockyard_tests::disk::{Loop, missing_file_system, missing_loop, shell};
-use blockyard_tests::server::{Engine, Sandbox, Server};
+use blockyard_tests::server::{Engine, Sandbox, Server, noise};
 use blockyard_tests::tools::{PATIENCE, missing, until};
 use serde_json::Value;
 use std::fs::File;
@@ -146,21 +146,80 @@ fn fuse_file_passes_on_flushes_zeroes_and_holes() {
 }
 
 #[test]
-fn fuse_file_of_large_blocks_is_read_anyhow_and_written_by_blocks() {
+fn fuse_file_of_large_blocks_is_read_and_written_at_any_length() {
     if missing_loop() {
         return;
     }
     let sandbox = Sandbox::default();
     let image = sandbox.noise("image", 1 << 20);
+    let mut model = std::fs::read(&image).expect("the image");
     let stack = format!("file:{},block=4096", image.display());
     let (mut server, path) = as_file(&sandbox, &stack, &["--layer", "split,max_sectors=64"]);
     let file = open(&path);
-    let mut back = [0; 3000];
-    file.read_exact_at(&mut back, 5000).expect("a read across blocks");
-    assert_eq!(back[..], std::fs::read(&image).expect("the image")[5000..8000]);
-    file.write_all_at(&[3; 8192], 4096).expect("whole blocks");
-    assert_eq!(file.write_at(&[3; 512], 0).map_err(|why| why.kind()), Err(ErrorKind::InvalidInput));
-    drop(file);
+    let durable = File::options()
+        .write(true)
+        .custom_flags(rustix::fs::OFlags::DSYNC.bits() as i32)
+        .open(&path)
+        .expect("it opens");
+    for (offset, len) in
+        [(5000usize, 3000usize), (0, 1), (4095, 2), (8192, 4097), (100, 700_001), ((1 << 20) - 5, 5)]
+    {
+        let data = noise(offset as u64, len);
+        let through = if len % 2 == 0 { &durable } else { &file };
+        through.write_all_at(&data, offset as u64).expect("a write of any length");
+        model[offset..offset + len].copy_from_slice(&data);
+        let mut back = vec![0; len + 2];
+        let skip = offset.min(1);
+        let read = file.read_at(&mut back, (offset - skip) as u64).expect("a read across blocks");
+        assert!(back[..read] == model[offset - skip..][..read], "{len} bytes at {offset}");
+    }
+    assert_eq!(file.write_at(&[1; 16], (1 << 20) - 8).expect("what fits"), 8);
+    model[(1 << 20) - 8..].fill(1);
+    // What programs do that know nothing of blocks.
+    let program = "printf hello | dd of=\"$F\" bs=1 seek=12345 conv=notrunc status=none && sync \"$F\"";
+    shell(program, &[("F", &path)]).ok();
+    model[12345..12350].copy_from_slice(b"hello");
+    let other = noise(77, 1 << 20);
+    assert!(
+        std::fs::read(&path).expect("a read") == model && std::fs::read(&image).expect("a read") == model
+    );
+    std::fs::write(sandbox.path("other"), &other).expect("a file");
+    shell("cp \"$O\" \"$F\" && cmp \"$O\" \"$F\"", &[("O", &sandbox.path("other")), ("F", &path)]).ok();
+    drop((file, durable));
+    server.terminate();
+    assert!(std::fs::read(&image).expect("the image") == other);
+}
+
+#[test]
+fn fuse_file_keeps_what_is_written_beside_parts_of_blocks() {
+    if missing_loop() {
+        return;
+    }
+    const ROUNDS: usize = 50;
+    let sandbox = Sandbox::default();
+    let image = sandbox.image("image", 1 << 20);
+    let stack = format!("file:{},block=4096", image.display());
+    let (mut server, path) = as_file(&sandbox, &stack, &["--queues", "2"]);
+    // Three write parts of one block, each its own, and one writes the whole of it: nobody's may be lost. What two write
+    // at once may be either's.
+    let part = |index: usize| 1000 * (index + 1)..1000 * (index + 1) + 10 + index;
+    for round in 0..ROUNDS {
+        let sign = (round % 255) as u8 + 1;
+        std::thread::scope(|scope| {
+            for index in 0..3 {
+                let (path, part) = (&path, part(index));
+                scope.spawn(move || {
+                    let data = vec![sign; part.len()];
+                    open(path).write_all_at(&data, 4096 + part.start as u64).expect("a part");
+                });
+            }
+            scope.spawn(|| open(&path).write_all_at(&[sign; 4096], 4096).expect("a whole block"));
+        });
+        let mut back = [0; 4096];
+        open(&path).read_exact_at(&mut back, 4096).expect("a read");
+        let lost = back.iter().position(|byte| *byte != sign);
+        assert_eq!(lost, None, "round {round}: a byte is an earlier round's");
+    }
     server.terminate();
 }
 

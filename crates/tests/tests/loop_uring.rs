@@ -5,7 +5,7 @@
 
 use blockyard_tests::disk::{Loop, missing_file_system, missing_loop, shell};
 use blockyard_tests::server::{Engine, Sandbox, Server, noise};
-use blockyard_tests::tools::{PATIENCE, command, skip, until, wait_within};
+use blockyard_tests::tools::{PATIENCE, command, run, skip, until, wait_within};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
@@ -60,7 +60,8 @@ fn requests_through_io_uring_are_what_they_are_through_the_device() {
     };
     it_is_refused_where_it_cannot_be();
     any_bytes_are_read_and_written();
-    blocks_that_are_large_are_read_in_part();
+    blocks_that_are_large_are_read_and_written_in_part();
+    where_there_is_no_room_for_it_requests_come_through_the_device();
     what_is_forced_away_leaves_nobody_waiting();
     what_is_mounted_elsewhere_leaves_nobody_waiting();
     a_file_system_survives_a_killed_server();
@@ -107,10 +108,10 @@ fn any_bytes_are_read_and_written() {
     }
 }
 
-fn blocks_that_are_large_are_read_in_part() {
+fn blocks_that_are_large_are_read_and_written_in_part() {
     let sandbox = Sandbox::new(Engine::IoUring);
     let image = sandbox.noise("image", 4 << 20);
-    let content = std::fs::read(&image).expect("the image");
+    let mut content = std::fs::read(&image).expect("the image");
     let stack = format!("file:{},block=4096", image.display());
     let (mut server, path) = as_file(&sandbox, &stack, &["--layer", "split,max_sectors=64"]);
     let file = open(&path);
@@ -118,9 +119,67 @@ fn blocks_that_are_large_are_read_in_part() {
         let mut back = vec![0; len];
         file.read_exact_at(&mut back, offset).expect("a read");
         assert!(back == content[offset as usize..][..len], "{len} bytes at {offset}");
+        let data = noise(offset, len);
+        file.write_all_at(&data, offset).expect("a write");
+        content[offset as usize..][..len].copy_from_slice(&data);
     }
     drop(file);
     server.terminate();
+    assert!(std::fs::read(&image).expect("the image") == content);
+}
+
+/// Answers ENOMEM to whoever maps that many bytes, then becomes the program named behind.
+const NO_ROOM: &str = r#"
+import ctypes, os, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def code(op, jump_true, jump_false, k):
+    return struct.pack("HBBI", op, jump_true, jump_false, k)
+program = (code(0x20, 0, 0, 0)                      # load the number of the system call
+           + code(0x15, 0, 3, int(sys.argv[1]))     # if it is mmap
+           + code(0x20, 0, 0, 24)                   # load the low half of its second argument
+           + code(0x15, 0, 1, int(sys.argv[2]))     # if it is that length
+           + code(0x06, 0, 0, 0x00050000 | 12)      # answer ENOMEM
+           + code(0x06, 0, 0, 0x7fff0000))          # else allow it
+instructions = ctypes.create_string_buffer(program, len(program))
+class Filter(ctypes.Structure):
+    _fields_ = [("len", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
+filter = Filter(6, ctypes.cast(instructions, ctypes.c_void_p))
+if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(filter)):
+    sys.exit("seccomp: " + os.strerror(ctypes.get_errno()))
+os.execv(sys.argv[3], sys.argv[3:])
+"#;
+
+fn where_there_is_no_room_for_it_requests_come_through_the_device() {
+    let possible = std::fs::read_to_string("/sys/devices/system/cpu/possible").unwrap_or_default();
+    let queues =
+        possible.trim().rsplit('-').next().and_then(|last| last.parse::<u64>().ok()).unwrap_or(0) + 1;
+    // What one thread needs for memory that answers at once: four entries a queue, of a page and 1 MiB each.
+    let len = (queues * 4 * (4096 + MIB)).to_string();
+    let sandbox = Sandbox::new(Engine::IoUring);
+    let path = sandbox.path("disk.raw");
+    let mmap = if cfg!(target_arch = "x86_64") { "9" } else { "222" };
+    for way in ["on", "auto"] {
+        let export = format!("{},uring={way}", path.display());
+        let mut serve = sandbox.command("/usr/bin/python3");
+        serve.args(["-c", NO_ROOM, mmap, &len]).arg(blockyard_tests::server::binary());
+        serve.args(["serve", "ram:4M", "--name", "disk", "--queues", "1", "--fuse", &export]);
+        if way == "on" {
+            let refused = run(&mut serve).failed();
+            assert!(refused.contains("cannot be taken through io_uring"), "{refused}");
+            continue;
+        }
+        let mut server = sandbox.start(&mut serve, 1);
+        let said = shown(&sandbox);
+        assert!(said.contains("through /dev/fuse (they cannot be taken through io_uring"), "{said}");
+        let file = open(&path);
+        file.write_all_at(&[7; 5000], 3).expect("a write");
+        let mut back = [0; 5000];
+        file.read_exact_at(&mut back, 3).expect("a read");
+        assert_eq!(back, [7; 5000]);
+        drop(file);
+        server.terminate();
+        assert!(!path.exists(), "nothing is left of either mount");
+    }
 }
 
 fn what_is_forced_away_leaves_nobody_waiting() {

@@ -8,7 +8,7 @@ use crate::control::{BoxFuture, ExportInfo};
 use crate::device::Device;
 use crate::host::{Export, Host, HostError};
 use crate::reactor::Attach;
-use crate::spec::{Bytes, FuseSpec};
+use crate::spec::{Bytes, FuseSpec, OverUring};
 use exports::fuse::{FileFacts, Shared};
 use fuse::{Mount, MountError, MountOptions};
 use over_uring::Choice;
@@ -117,8 +117,25 @@ impl FuseExport {
         spec: &FuseSpec,
         below_a_disk: bool,
     ) -> Result<FuseExport, FuseError> {
-        let backing = if spec.passthrough { Some(passed_through(device)?) } else { None };
         let way = over_uring::choose(spec, host)?;
+        match FuseExport::mounted(host, device, spec, below_a_disk, way) {
+            // The kernel waits for what nobody brings it: only another mount can do without.
+            Err(FuseError::Enlist { path, why }) if spec.uring == OverUring::Auto => {
+                tracing::warn!(path = %path.display(), why, "requests come through /dev/fuse");
+                FuseExport::mounted(host, device, spec, below_a_disk, Choice::after(&why))
+            }
+            result => result,
+        }
+    }
+
+    fn mounted(
+        host: &Host,
+        device: &Arc<Device>,
+        spec: &FuseSpec,
+        below_a_disk: bool,
+        way: Choice,
+    ) -> Result<FuseExport, FuseError> {
+        let backing = if spec.passthrough { Some(passed_through(device)?) } else { None };
         let options = MountOptions { name: device.name().to_owned(), read_only: device.read_only() };
         let (mount, descriptor) = Mount::new(&spec.path, &options)?;
         let shared = Arc::new(Shared::new(facts(device, spec, way.wanted)));

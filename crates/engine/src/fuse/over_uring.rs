@@ -36,6 +36,11 @@ pub(super) struct Choice {
 }
 
 impl Choice {
+    /// It was tried in vain.
+    pub(super) fn after(why: &str) -> Choice {
+        Choice { wanted: false, why_not: format!("they cannot be taken through io_uring: {why}") }
+    }
+
     /// What `show` says of the way that requests come.
     pub(super) fn describe(&self, shared: &Shared) -> String {
         match shared.over_io_uring() {
@@ -89,7 +94,7 @@ fn obstacle(spec: &FuseSpec, host: &Host) -> Option<String> {
 /// to it.
 ///
 /// # Errors
-/// Why one of them could not: then whoever uses the file would wait for ever, so the mount has to go.
+/// Why one of them could not: then whoever uses the file would wait for ever, so this mount has to go.
 pub(super) fn enlist(host: &Host, device: &Arc<Device>, shared: &Arc<Shared>) -> Result<(), String> {
     if shared.over_io_uring() != Ok(true) {
         return Ok(());

@@ -1,8 +1,9 @@
 //! From what the kernel asks for to requests of the stack. What needs no stack is answered at once.
 
 use super::entries::End;
+use super::parts::Waiting;
 use super::shared::TRANSFER_MAX;
-use super::{Answer, Front, Pdu, Via};
+use super::{Answer, Front, Hold, Pdu, Via};
 use crate::{FrontNumber, Turn};
 use block::{Bytes, Data, Extent, Flags, Op, Request, Segment, Tag};
 use proto::fuse::wire::{CALL_LEN_MAX, HEAD_LEN, IN_HEADER_LEN, falloc, fopen};
@@ -38,7 +39,7 @@ struct Asked {
 
 impl Asked {
     fn pdu(self, answer: Answer) -> Pdu {
-        Pdu { unique: self.unique, via: self.via, answer, memory: Segment::EMPTY }
+        Pdu { unique: self.unique, via: self.via, answer, memory: Segment::EMPTY, hold: Hold::Nothing }
     }
 
     fn submit(self, answer: Answer, req: Request) -> Step {
@@ -60,7 +61,7 @@ impl Front {
         let asked = Asked { index, unique: header.unique, via };
         let step = match call {
             Call::Read(transfer) => self.read(asked, transfer, turn),
-            Call::Write(transfer) => self.write(asked, header, transfer),
+            Call::Write(transfer) => self.write(asked, header, transfer, turn),
             Call::Sync => asked.submit(Answer::Status, Request::flush()),
             Call::Allocate { offset, len, mode } => self.allocate(asked, offset, len, mode),
             Call::Seek { offset, what } => self.seek(asked, offset, what, turn),
@@ -74,14 +75,7 @@ impl Front {
         let Some(channel) = self.channels[index].as_mut() else { return };
         let queue = channel.queue;
         match step {
-            Step::Submit(pdu, req) => {
-                channel.in_stack += 1;
-                if let Some(lane) = self.lane(queue) {
-                    lane.pdus[tag.index()] = pdu;
-                }
-                let owner = Owner::new(FrontNumber::Fuse as u8, index as u32);
-                return turn.queues.touch(queue).submit(tag, owner, req, turn.ring);
-            }
+            Step::Submit(pdu, req) => return self.begin(index, Waiting::new(tag, pdu, req), turn),
             Step::End(errno) => channel.end(via, End { unique, errno }, turn.ring),
             Step::Ready(len) => channel.answer_from_room(via, unique, len as u32, turn.ring),
             Step::Agreed { len, agreement } => {
@@ -94,6 +88,18 @@ impl Front {
             Step::Silence => {}
         }
         turn.queues.get_mut(queue).release(tag);
+    }
+
+    /// Hand a request to the stack.
+    #[inline]
+    pub(super) fn submit(&mut self, index: usize, tag: Tag, pdu: Pdu, req: Request, turn: &mut Turn<'_>) {
+        let Some(Some(channel)) = self.channels.get(index) else { return };
+        let queue = channel.queue;
+        if let Some(lane) = self.lane(queue) {
+            lane.pdus[tag.index()] = pdu;
+        }
+        let owner = Owner::new(FrontNumber::Fuse as u8, index as u32);
+        turn.queues.touch(queue).submit(tag, owner, req, turn.ring);
     }
 
     fn read(&mut self, asked: Asked, transfer: Transfer, turn: &mut Turn<'_>) -> Step {
@@ -129,7 +135,7 @@ impl Front {
         Step::Submit(pdu, req)
     }
 
-    fn write(&mut self, asked: Asked, header: &Header, transfer: Transfer) -> Step {
+    fn write(&mut self, asked: Asked, header: &Header, transfer: Transfer, turn: &mut Turn<'_>) -> Step {
         let Some(channel) = self.channels[asked.index].as_mut() else { return Step::Silence };
         let (facts, size) = (&channel.shared.facts, channel.shared.size());
         let block = u64::from(facts.block_len_min);
@@ -152,7 +158,17 @@ impl Front {
         // As a block device has it: what fits is written.
         let len = u64::from(transfer.len).min(size - transfer.offset);
         if !transfer.offset.is_multiple_of(block) || !len.is_multiple_of(block) {
-            return Step::End(libc::EINVAL);
+            let data = match (asked.via, &channel.entries) {
+                (Via::Entry { entry, .. }, Some(entries)) => Some(entries.payload(entry)),
+                _ => channel.body,
+            };
+            let Some(data) = data.map(|data| data.slice(0, len as u32)) else { return Step::End(libc::EIO) };
+            let pdu = asked.pdu(Answer::Written(len as u32));
+            let durable = transfer.is_durable();
+            return match channel.part_of_blocks(pdu, transfer.offset, data, durable, turn.ring) {
+                Ok((pdu, req)) => Step::Submit(pdu, req),
+                Err(errno) => Step::End(errno),
+            };
         }
         let mut req = Request::new(Op::Write, Bytes(transfer.offset), Bytes(len));
         let mut memory = Segment::EMPTY;
@@ -173,7 +189,7 @@ impl Front {
                 false => answer = Answer::FlushAfter(len as u32),
             }
         }
-        Step::Submit(Pdu { memory, ..asked.pdu(answer) }, req)
+        Step::Submit(Pdu { memory, hold: hold(block), ..asked.pdu(answer) }, req)
     }
 
     fn allocate(&mut self, asked: Asked, offset: u64, len: u64, mode: u32) -> Step {
@@ -202,7 +218,7 @@ impl Front {
         }
         let mut req = Request::new(Op::WriteZeroes, Bytes(offset), Bytes(end - offset));
         req.flags = flags;
-        asked.submit(Answer::Status, req)
+        Step::Submit(Pdu { hold: hold(block), ..asked.pdu(Answer::Status) }, req)
     }
 
     fn seek(&mut self, asked: Asked, offset: u64, what: Seek, turn: &mut Turn<'_>) -> Step {
@@ -281,6 +297,11 @@ impl Front {
             _ => Step::End(libc::ENOSYS),
         }
     }
+}
+
+/// What a change of whole blocks of that length keeps others from.
+fn hold(block: u64) -> Hold {
+    if block > 1 { Hold::Whole } else { Hold::Nothing }
 }
 
 /// Take a request apart that lies in two pieces.

@@ -1,6 +1,7 @@
 //! One descriptor of a mount's connection, and how requests are taken from it.
 
 use super::entries::{End, Entries};
+use super::parts::Waiting;
 use super::shared::{Shared, TRANSFER_MAX};
 use super::{Front, Lane, Pdu, Via};
 use crate::Turn;
@@ -9,6 +10,7 @@ use proto::fuse::Header;
 use proto::fuse::wire::HEAD_LEN;
 use queue::{FileId, FileOp, Patience, QueueId, Ring};
 use ring::{KernelRing, Token};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Memory for the first part of a request, and behind that for an answer that is put together.
@@ -48,6 +50,8 @@ pub(super) struct Channel {
     pub(super) is_given_up: bool,
     /// Where requests come through io_uring.
     pub(super) entries: Option<Entries>,
+    /// Requests that may not begin yet.
+    pub(super) waiting: VecDeque<Waiting>,
 }
 
 /// What came of looking for a request.
@@ -81,6 +85,7 @@ impl Channel {
             in_stack: 0,
             is_given_up: false,
             entries: None,
+            waiting: VecDeque::new(),
         }
     }
 

@@ -15,12 +15,14 @@
 mod calls;
 mod channel;
 mod entries;
+mod parts;
 mod reply;
 mod shared;
 
 use crate::{Front as FrontEnd, FrontNumber, Turn};
 use block::Segment;
 use channel::{Channel, Watch};
+use parts::Part;
 use queue::{Done, QueueId, Ring};
 use ring::{Event, Token};
 pub use shared::{FileFacts, Shared, TRANSFER_MAX};
@@ -40,6 +42,18 @@ enum Answer {
     Status,
     /// Where the next hole, or the next data, is; this much was asked about.
     Found { from: u64, asked: u64, hole: bool },
+    /// How much was written, once the blocks of which it is a part have been read.
+    Part(Part),
+}
+
+/// What a request keeps others from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Hold {
+    Nothing,
+    /// Parts of blocks are not written.
+    Whole,
+    /// Nothing else is written.
+    Alone,
 }
 
 /// By which way a request came, and its answer goes.
@@ -59,10 +73,18 @@ struct Pdu {
     answer: Answer,
     /// Ours; empty when it has none.
     memory: Segment,
+    /// While it is in the stack.
+    hold: Hold,
 }
 
 impl Pdu {
-    const VACANT: Pdu = Pdu { unique: 0, via: Via::Device, answer: Answer::Status, memory: Segment::EMPTY };
+    const VACANT: Pdu = Pdu {
+        unique: 0,
+        via: Via::Device,
+        answer: Answer::Status,
+        memory: Segment::EMPTY,
+        hold: Hold::Nothing,
+    };
 }
 
 /// A device that is served here.
@@ -113,6 +135,7 @@ impl Front {
         let file = turn.ring.add_file(Arc::new(fd))?;
         let token = Token { front: FrontNumber::Fuse as u8, index: number, number: 0 };
         shared.joined();
+        shared.gate.join(turn.ring.waker());
         self.channels[index] = Some(Channel::new(file, queue, token, shared, head));
         Ok(())
     }
@@ -167,6 +190,7 @@ impl FrontEnd for Front {
 
     fn commit(&mut self, turn: &mut Turn<'_>) {
         for index in 0..self.channels.len() {
+            self.take_up_waiting(index, turn);
             self.take_up_entries(index, turn);
             let Some(channel) = &mut self.channels[index] else { continue };
             if channel.is_over {

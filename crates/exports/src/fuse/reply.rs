@@ -29,7 +29,12 @@ impl Front {
             // We submit single segments only.
             Data::Run { .. } => Segment::EMPTY,
         };
-        let errno = status.errno();
+        let errno = match pdu.answer {
+            // Its edges were read, and there is no more room for it.
+            Answer::Part(_) if status.is_ok() => libc::EIO,
+            _ => status.errno(),
+        };
+        channel.shared.gate.let_go(pdu.hold);
         match pdu.answer {
             Answer::Data { skip, len } if errno == 0 => channel.answer_data(&pdu, data, skip, len, turn.ring),
             Answer::Written(len) | Answer::FlushAfter(len) if errno == 0 => {
@@ -71,7 +76,7 @@ impl Front {
         pdu: &Pdu,
         req: &Request,
         status: Status,
-        turn: &Turn<'_>,
+        turn: &mut Turn<'_>,
     ) -> Option<(Pdu, Request)> {
         if !status.is_ok() {
             return None;
@@ -80,6 +85,7 @@ impl Front {
             Answer::FlushAfter(len) if req.op == Op::Write => {
                 Some((Pdu { answer: Answer::Written(len), ..*pdu }, Request::flush()))
             }
+            Answer::Part(part) => self.channels.get(index)?.as_ref()?.part_goes_on(pdu, part, turn.ring),
             Answer::Found { from, asked, hole } => {
                 let records = turn.ring.bytes(pdu.memory);
                 match found(records, req.offset.0, asked, from, hole) {

@@ -1,6 +1,7 @@
 //! What all channels of a mount share: what the file is, and how many threads serve it. Written by any of
 //! them and by the control plane, seldom; read with plain loads.
 
+use super::parts::Gate;
 use proto::fuse::{Agreement, Attributes, StatFs};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
@@ -16,7 +17,7 @@ pub struct FileFacts {
     pub size: u64,
     /// Writes are refused.
     pub read_only: bool,
-    /// Reads and writes are of whole blocks of this many bytes; 1: of any length.
+    /// The stack is asked for whole blocks of this many bytes; 1: for any length.
     pub block_len_min: u32,
     /// What to read and write at a time, in bytes.
     pub block_len_preferred: u32,
@@ -52,6 +53,8 @@ pub struct Shared {
     agreed_io_uring: AtomicBool,
     /// The first errno, positive, with which the kernel refused an entry; 0: it refused none.
     refused: AtomicI32,
+    /// Who changes blocks, where they are larger than a byte.
+    pub(super) gate: Gate,
 }
 
 impl Shared {
@@ -71,6 +74,7 @@ impl Shared {
             channels: AtomicU32::new(0),
             agreed_io_uring: AtomicBool::new(false),
             refused: AtomicI32::new(0),
+            gate: Gate::default(),
         }
     }
 
