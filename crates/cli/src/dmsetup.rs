@@ -6,8 +6,10 @@
 //!
 //! Not here: the kernel's own mapped devices.
 
+mod concise;
 mod options;
 mod report;
+mod tree;
 
 use crate::add;
 use crate::failure::{FAILED, print};
@@ -15,6 +17,7 @@ use crate::listing::{block_on, client_of, devices, run_dir};
 use crate::table::lines;
 use engine::change::Change;
 use engine::control::{ClientError, ControlClient, ControlError, DeviceInfo};
+use engine::spec::{DeviceName, TableSpec};
 use engine::tables::{TableAnswer, TableCall, TargetAnswer};
 use options::Options;
 use std::ffi::OsString;
@@ -30,24 +33,33 @@ const ENXIO: i32 = 6;
 const EBUSY: i32 = 16;
 const EINVAL: i32 = 22;
 
-/// What dmsetup says when a command fails: lines for stderr, before its last words.
+/// What dmsetup says when a command fails: lines for stderr, and whether `Command failed.` follows.
 #[derive(Debug)]
-pub(super) struct Refusal(pub(super) Vec<String>);
+pub(super) struct Refusal(pub(super) Vec<String>, pub(super) bool);
 
 impl Refusal {
     fn of(line: impl Into<String>) -> Refusal {
-        Refusal(vec![line.into()])
+        Refusal(vec![line.into()], true)
     }
 
-    /// An ioctl that failed: how libdevmapper says it, and why.
+    /// All that there is to say.
+    fn told(lines: Vec<String>) -> Refusal {
+        Refusal(lines, false)
+    }
+
+    /// An ioctl that failed: how libdevmapper says it, and why. Between the blanks it has the uuid where that was given.
     fn ioctl(verb: &str, name: &str, errno: i32, why: &str) -> Refusal {
-        if errno == ENXIO {
-            return Refusal::of(format!("Device {name} not found"));
-        }
+        Refusal::ioctl_on(verb, &format!("{name} "), errno, &format!("{name}: {why}"), why.is_empty())
+    }
+
+    fn ioctl_on(verb: &str, device: &str, errno: i32, why: &str, is_plain: bool) -> Refusal {
         let said = std::io::Error::from_raw_os_error(errno).to_string();
         let said = said.split(" (os error").next().unwrap_or_default();
-        let line = format!("device-mapper: {verb} ioctl on {name} failed: {said}");
-        Refusal(vec![line, format!("blockyard: {name}: {why}")])
+        let mut lines = vec![format!("device-mapper: {verb} ioctl on {device} failed: {said}")];
+        if !is_plain {
+            lines.push(format!("blockyard: {why}"));
+        }
+        Refusal(lines, true)
     }
 
     fn client(verb: &str, name: &str, error: &ClientError) -> Refusal {
@@ -73,11 +85,16 @@ impl From<crate::failure::Failure> for Refusal {
 }
 
 pub(crate) fn dmsetup(words: &[String]) -> ExitCode {
-    match options::parse(words).and_then(|options| run(&options)) {
+    match options::parse(words).and_then(|mut options| {
+        by_uuid(&mut options)?;
+        run(&options)
+    }) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Refusal(lines)) => {
+        Err(Refusal(lines, failed)) => {
             lines.iter().for_each(|line| eprintln!("{line}"));
-            eprintln!("Command failed.");
+            if failed {
+                eprintln!("Command failed.");
+            }
             ExitCode::from(FAILED)
         }
     }
@@ -85,15 +102,25 @@ pub(crate) fn dmsetup(words: &[String]) -> ExitCode {
 
 fn run(options: &Options) -> Result<(), Refusal> {
     match options.command.as_str() {
+        "create" if options.has("concise") => create_concise(options),
         "create" => create(options),
         "load" | "reload" => load(options),
         "suspend" => {
-            each(options, |name| change("suspend", name, &Change::Suspend { flush: !options.has("noflush") }))
+            each(options, |name| {
+                change("suspend", name, &Change::Suspend { flush: !options.has("noflush") })
+            })?;
+            told(options)
         }
-        "resume" => each(options, |name| resume(options, name)),
+        "resume" => {
+            each(options, |name| resume(options, name))?;
+            told(options)
+        }
+        "rename" => rename(options),
+        "wipe_table" => each(options, fail_all),
         "remove" => each(options, |name| remove(options, name)),
         "remove_all" => named(options)?.iter().try_for_each(|(_, info)| remove(options, &info.name)),
         "clear" => each(options, |name| ask("clear", name, &TableCall::Clear).map(drop)),
+        "table" if options.has("concise") => show_concise(options),
         "table" => show(options, |inactive| TableCall::Table { inactive }),
         "status" => show(options, |_| TableCall::Status),
         "message" => message(options),
@@ -109,6 +136,7 @@ fn run(options: &Options) -> Result<(), Refusal> {
             report::targets();
             Ok(())
         }
+        "target-version" => report::target_versions(&options.names),
         "version" => {
             print(&format!("Library version:   blockyard {}\n", env!("CARGO_PKG_VERSION")));
             // The version of device-mapper's interface whose commands these are.
@@ -127,6 +155,20 @@ fn run(options: &Options) -> Result<(), Refusal> {
 /// A device's name, of which paths are made.
 fn plain(name: &str) -> &str {
     name.strip_prefix("/dev/mapper/").unwrap_or(name)
+}
+
+/// The device that a uuid stands for takes the place of the first name.
+fn by_uuid(options: &mut Options) -> Result<(), Refusal> {
+    let Some(uuid) = options.value("uuid").filter(|_| options.command != "create") else { return Ok(()) };
+    let found = all()?.into_iter().find(|(answer, _)| answer.info.uuid == uuid);
+    let (_, info) = found.ok_or(Refusal::of("Device does not exist."))?;
+    options.names.insert(0, info.name);
+    Ok(())
+}
+
+/// `--verbose`: how they are now.
+fn told(options: &Options) -> Result<(), Refusal> {
+    if options.has("verbose") { report::info(options, named(options)?) } else { Ok(()) }
 }
 
 fn each(options: &Options, mut act: impl FnMut(&str) -> Result<(), Refusal>) -> Result<(), Refusal> {
@@ -151,47 +193,86 @@ fn change(verb: &str, name: &str, change: &Change) -> Result<(), Refusal> {
 /// A device with what its table's side says of it.
 pub(super) type Named = (TableAnswer, DeviceInfo);
 
-/// The devices that were named, or else all that are made from tables.
-fn named(options: &Options) -> Result<Vec<Named>, Refusal> {
+/// All devices that are made from tables.
+fn all() -> Result<Vec<Named>, Refusal> {
     let run = run_dir("dmsetup")?;
     let all = block_on("dmsetup", devices(&run))?.map_err(|why| Refusal::of(why.to_string()))?;
     let mut found = Vec::new();
-    for (client, info) in all {
-        let wanted = options.names.is_empty() || options.names.iter().any(|name| plain(name) == info.name);
-        if !wanted || !info.stack.starts_with("table:") {
-            continue;
-        }
+    for (client, info) in all.into_iter().filter(|(_, info)| info.stack.starts_with("table:")) {
+        let call = TableCall::Table { inactive: false };
         // One that goes meanwhile is not there.
-        if let Ok(answer) =
-            block_on("dmsetup", client.table(&info.name, &TableCall::Table { inactive: false }))?
-        {
+        if let Ok(answer) = block_on("dmsetup", client.table(&info.name, &call))? {
             found.push((answer, info));
-        }
-    }
-    for name in options.names.iter().map(|name| plain(name)) {
-        if !found.iter().any(|(_, info)| info.name == name) {
-            return Err(Refusal::of(format!("Device {name} not found")));
         }
     }
     Ok(found)
 }
 
+/// The devices that were named, or else all that are made from tables.
+fn named(options: &Options) -> Result<Vec<Named>, Refusal> {
+    let mut found = all()?;
+    if options.names.is_empty() {
+        return Ok(found);
+    }
+    let names: Vec<&str> = options.names.iter().map(|name| plain(name)).collect();
+    for name in &names {
+        if !found.iter().any(|(_, info)| info.name == *name) {
+            return Err(match options.command.as_str() {
+                "deps" | "table" => Refusal::ioctl(&options.command, name, ENXIO, ""),
+                _ => Refusal::of("Device does not exist."),
+            });
+        }
+    }
+    found.retain(|(_, info)| names.contains(&info.name.as_str()));
+    found.sort_by_key(|(_, info)| names.iter().position(|name| *name == info.name));
+    Ok(found)
+}
+
 fn create(options: &Options) -> Result<(), Refusal> {
-    let name = plain(&options.names[0]);
+    let name = options.names.first().ok_or(Refusal::of("Please provide a name for the new device."))?;
+    let table = if options.has("notable") { None } else { Some(table_text(options)?) };
+    let uuid = options.value("uuid").unwrap_or_default();
+    create_one(options, plain(name), uuid, table.as_deref(), options.has("readonly"))
+}
+
+fn create_concise(options: &Options) -> Result<(), Refusal> {
+    let text = match options.names.first() {
+        Some(text) => text.clone(),
+        None => std::io::read_to_string(std::io::stdin().lock())
+            .map_err(|why| Refusal::of(format!("Failed to fill buffer: {why}")))?,
+    };
+    let devices = concise::parse(&text)?;
+    devices
+        .iter()
+        .try_for_each(|one| create_one(options, &one.name, &one.uuid, Some(&one.table), one.read_only))
+}
+
+/// A process that serves it. `table`: none, for now.
+fn create_one(
+    options: &Options,
+    name: &str,
+    uuid: &str,
+    table: Option<&str>,
+    read_only: bool,
+) -> Result<(), Refusal> {
+    check_name(name)?;
+    let busy = |why| Refusal::ioctl_on("create", &format!("{name} {uuid}"), EBUSY, why, false);
     let run = run_dir("dmsetup")?;
     if client_of(&run, "dmsetup", name).is_ok() {
-        return Err(Refusal::ioctl("create", name, EBUSY, "there is a device of that name"));
+        return Err(busy(&format!("{name}: there is a device of that name")));
+    }
+    if !uuid.is_empty() && all()?.iter().any(|(answer, _)| answer.info.uuid == uuid) {
+        return Err(busy(&format!("{name}: there is a device of that uuid")));
     }
     let mut words: Vec<OsString> = vec!["--name".into(), name.into()];
-    if options.has("notable") {
-        words.push("--no-table".into());
-    } else {
-        words.push(format!("--table-text={}", table_text(options)?).into());
+    match table {
+        None => words.push("--no-table".into()),
+        Some(table) => words.push(format!("--table-text={table}").into()),
     }
-    if options.has("readonly") {
+    if read_only {
         words.push("--table-read-only".into());
     }
-    if let Some(uuid) = options.value("uuid") {
+    if !uuid.is_empty() {
         words.push(format!("--table-uuid={uuid}").into());
     }
     words.extend(options.for_add.iter().map(OsString::from));
@@ -202,22 +283,57 @@ fn create(options: &Options) -> Result<(), Refusal> {
         }
         return Ok(());
     }
-    let said = format!("device-mapper: reload ioctl on {name} failed: Invalid argument");
-    Err(Refusal(std::iter::once(said).chain(started.said.lines().map(str::to_owned)).collect()))
+    let said = format!("device-mapper: reload ioctl on {name} (0:0) failed: Invalid argument");
+    Err(Refusal(std::iter::once(said).chain(started.said.lines().map(str::to_owned)).collect(), true))
+}
+
+fn check_name(name: &str) -> Result<(), Refusal> {
+    if name.contains('/') {
+        return Err(Refusal::of(format!("Name \"{name}\" invalid. It contains \"/\".")));
+    }
+    let named = name.parse::<DeviceName>();
+    named.map(drop).map_err(|why| Refusal::of(format!("Name \"{name}\" invalid. {why}")))
+}
+
+/// A name for another, or a uuid for none.
+fn rename(options: &Options) -> Result<(), Refusal> {
+    let name = plain(&options.names[0]);
+    if let Some(uuid) = options.value("setuuid") {
+        let [_] = options.names.as_slice() else { return Err(Refusal::of("Incorrect number of arguments.")) };
+        return ask("rename", name, &TableCall::SetUuid { uuid: uuid.to_owned() }).map(drop);
+    }
+    let Some(to) = options.names.get(1).map(|to| plain(to)) else {
+        return Err(Refusal::of("No device specified."));
+    };
+    check_name(to)?;
+    ask("rename", name, &TableCall::Rename { to: to.to_owned() }).map(drop)
 }
 
 /// `--table`, the file that was named, or stdin.
 fn table_text(options: &Options) -> Result<String, Refusal> {
     if let Some(text) = options.value("table") {
         // A shell's $'…' is not everyone's: a backslash and n end a line, too.
-        return Ok(text.replace("\\n", "\n"));
+        return checked(text.replace("\\n", "\n"), "");
     }
     let read = match options.names.get(1).map(String::as_str) {
         None | Some("-") => std::io::read_to_string(std::io::stdin().lock()),
         Some(file) => std::fs::read_to_string(file),
     };
     let file = options.names.get(1).map_or("stdin", String::as_str);
-    read.map_err(|why| Refusal::of(format!("Couldn't open '{file}' for reading: {why}")))
+    let text = read.map_err(|_| Refusal::of(format!("Couldn't open '{file}' for reading.")))?;
+    checked(text, if file == "stdin" { "" } else { file })
+}
+
+/// What is no line is seen before anybody is asked.
+fn checked(text: String, file: &str) -> Result<String, Refusal> {
+    let wrong = text.parse::<TableSpec>().err().map(|error| error.why);
+    match wrong.as_deref().and_then(|why| why.strip_suffix(" of the table")) {
+        Some(why) if why.starts_with("Invalid format on line ") => {
+            Err(Refusal::of(format!("{why} of table {file}.")))
+        }
+        // What else is wrong is the device's to say.
+        _ => Ok(text),
+    }
 }
 
 fn load(options: &Options) -> Result<(), Refusal> {
@@ -276,33 +392,52 @@ pub(super) fn of_kind(targets: Vec<TargetAnswer>, kind: Option<&str>) -> Vec<Tar
 }
 
 fn show(options: &Options, call: impl Fn(bool) -> TableCall) -> Result<(), Refusal> {
-    let all = options.names.is_empty();
-    let names: Vec<String> = if all {
-        named(options)?.into_iter().map(|(_, info)| info.name).collect()
-    } else {
-        options.names.iter().map(|name| plain(name).to_owned()).collect()
-    };
-    if names.is_empty() {
+    let found = named(options)?;
+    if found.is_empty() {
         print("No devices found\n");
     }
-    for name in names {
-        let answer = ask("table", &name, &call(options.has("inactive")))?;
-        let targets = of_kind(answer.targets, options.value("target"));
-        print(&lines(&targets, &if all { format!("{name}: ") } else { String::new() }));
+    let kind = options.value("target");
+    for (_, info) in found {
+        let answer = ask("table", &info.name, &call(options.has("inactive")))?;
+        let prefix = match options.names.as_slice() {
+            [_] => String::new(),
+            _ => format!("{}: ", info.name),
+        };
+        let targets = of_kind(answer.targets, kind);
+        if targets.is_empty() && kind.is_none() {
+            print(&format!("{prefix}\n"));
+        }
+        print(&lines(&targets, &prefix));
     }
+    Ok(())
+}
+
+fn show_concise(options: &Options) -> Result<(), Refusal> {
+    let found = named(options)?;
+    if found.is_empty() {
+        print("No devices found\n");
+        return Ok(());
+    }
+    let numbered = found.into_iter().map(|named| {
+        let (_, minor) = report::numbers(&named.1, &named.0.info);
+        (named, minor)
+    });
+    print(&format!("{}\n", concise::text(&numbered.collect::<Vec<_>>())));
     Ok(())
 }
 
 fn message(options: &Options) -> Result<(), Refusal> {
     let [name, sector, words @ ..] = options.names.as_slice() else {
-        return Err(Refusal::of("message: NAME SECTOR MESSAGE are missing"));
+        return Err(Refusal::of("Incorrect number of arguments."));
     };
-    let sector = sector.parse().map_err(|_| Refusal::of("invalid sector"))?;
+    let sector = sector.parse().map_err(|_| Refusal::of("Invalid sector."))?;
+    if words.is_empty() {
+        let Refusal(lines, failed) = Refusal::ioctl("message", plain(name), EINVAL, "");
+        let first = std::iter::once("No message supplied.".to_owned());
+        return Err(Refusal(first.chain(lines).collect(), failed));
+    }
     // The kernel cuts one text into words, however it was given.
     let words: Vec<String> = words.join(" ").split_whitespace().map(str::to_owned).collect();
-    if words.is_empty() {
-        return Err(Refusal::of("message: there is none"));
-    }
     let answer = ask("message", plain(name), &TableCall::Message { sector, words })?;
     if let Some(text) = answer.text {
         print(&format!("{text}\n"));
@@ -316,5 +451,13 @@ fn wait(options: &Options) -> Result<(), Refusal> {
         Some(number) => number.parse().map_err(|_| Refusal::of("invalid event number"))?,
         None => ask("waitevent", name, &TableCall::Info)?.info.events,
     };
-    ask("waitevent", name, &TableCall::Wait { event }).map(drop)
+    ask("waitevent", name, &TableCall::Wait { event })?;
+    if options.has("verbose") {
+        let (answer, info) = all()?
+            .into_iter()
+            .find(|(_, info)| info.name == name)
+            .ok_or(Refusal::of("Device does not exist."))?;
+        return report::info(options, vec![(answer, info)]);
+    }
+    Ok(())
 }

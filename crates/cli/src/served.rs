@@ -10,6 +10,7 @@ use engine::rundir::{NameClaim, RunDir};
 use engine::spec::DeviceName;
 use engine::tables::{TableAnswer, TableCall};
 use engine::trace::TraceOptions;
+use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -85,6 +86,34 @@ impl Served {
         }
     }
 
+    /// Takes the new name before the device has it, and gives the old one up behind that.
+    async fn rename(&self, name: &str, to: &str) -> Result<(), ControlError> {
+        let refused = |errno: Errno, why: &dyn std::fmt::Display| ControlError::Refused {
+            errno: errno.raw_os_error(),
+            why: why.to_string(),
+        };
+        let claims = || self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        let next: DeviceName = to.parse().map_err(|why| refused(Errno::INVAL, &why))?;
+        let claim = self.run.claim(&next).map_err(|why| refused(Errno::BUSY, &why))?;
+        let before = claims().remove(name).ok_or(ControlError::NotFound)?;
+        let renamed = match claim.follow(&before) {
+            Ok(()) => {
+                self.host.rename(name, &next, &self.run).await.map_err(|why| refused(Errno::BUSY, &why))
+            }
+            Err(why) => Err(refused(Errno::IO, &why)),
+        };
+        if renamed.is_err() {
+            // Where it leads from was its place a moment ago.
+            let _ = before.follow(&claim);
+            claims().insert(name.to_owned(), before);
+            return renamed;
+        }
+        claims().insert(to.to_owned(), claim);
+        let mut deferred = self.deferred.lock().unwrap_or_else(PoisonError::into_inner);
+        deferred.iter_mut().filter(|other| *other == name).for_each(|other| to.clone_into(other));
+        Ok(())
+    }
+
     /// One device less, unless that was refused.
     fn deleted(&self, name: &str) {
         // Also after a failed flush the device is gone.
@@ -143,6 +172,16 @@ impl Yard for Served {
         call: TableCall,
     ) -> BoxFuture<'a, Result<TableAnswer, ControlError>> {
         Box::pin(async move {
+            if let TableCall::Rename { to } = &call {
+                self.rename(name, to).await?;
+                return Yard::table(&*self.host, to, TableCall::Info).await;
+            }
+            if let TableCall::Message { words, .. } = &call
+                && words.iter().map(String::as_str).eq(["@cancel_deferred_remove"])
+            {
+                self.deferred.lock().unwrap_or_else(PoisonError::into_inner).retain(|other| other != name);
+                return Yard::table(&*self.host, name, TableCall::Info).await;
+            }
             let later = call == TableCall::RemoveLater;
             let answer = Yard::table(&*self.host, name, call).await?;
             if later {

@@ -278,7 +278,7 @@ impl Serving {
                 vec![ShownAt { kind: "fuse", address }]
             }
             ExportKind::Loop(spec) => {
-                let file = self.run.loop_file(device.name());
+                let file = self.run.loop_file(device.name().as_str());
                 let address = host.export_loop(device, &file, spec)?;
                 vec![ShownAt { kind: "loop", address }]
             }
@@ -294,7 +294,12 @@ impl Serving {
         spec: &UblkSpec,
     ) -> Result<ShownAt, HostError> {
         let shown = host
-            .export_ublk(device, spec, self.made.origin(), self.made.record(&self.run, device.name()))
+            .export_ublk(
+                device,
+                spec,
+                self.made.origin(),
+                self.made.record(&self.run, device.name().as_str()),
+            )
             .await?;
         if self.args.verbose {
             eprintln!("blockyard: {}: {}", device.name(), shown.why);
@@ -323,19 +328,19 @@ impl Serving {
             return Ok(shown);
         }
         let (choice, why) =
-            choice::of(host, device, export != device.name() || *tls != TlsSpec::default()).await;
+            choice::of(host, device, export != device.name().as_str() || *tls != TlsSpec::default()).await;
         if self.args.verbose {
             eprintln!("blockyard: {}: no export was named: it gets {choice}, for {why}", device.name());
         }
         Ok(vec![match choice {
             Choice::Ublk => self.export_ublk(host, device, &UblkSpec::default()).await?,
             Choice::Loop => {
-                let file = self.run.loop_file(device.name());
+                let file = self.run.loop_file(device.name().as_str());
                 let address = host.export_loop(device, &file, &LoopSpec::default())?;
                 ShownAt { kind: "loop", address }
             }
             Choice::Nbd => {
-                let address = NbdAddress::Unix(self.run.nbd_socket(device.name()));
+                let address = NbdAddress::Unix(self.run.nbd_socket(device.name().as_str()));
                 let address = host.export_nbd(device, &address, export, tls)?;
                 ShownAt { kind: "nbd", address }
             }

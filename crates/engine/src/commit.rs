@@ -48,7 +48,7 @@ impl Host {
             let form = device.form();
             let emptied = off_the_runtime(move || tree::give_back(&form.tree)).await;
             if let Err(error) = emptied {
-                tracing::warn!(device = device.name(), %error, "its overlay is committed, and keeps its space");
+                tracing::warn!(device = %device.name(), %error, "its overlay is committed, and keeps its space");
             }
         }
         self.let_go(device, result.is_ok());

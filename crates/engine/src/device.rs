@@ -129,13 +129,15 @@ pub(crate) struct Form {
 pub(crate) struct Slot {
     /// The table that the next resume puts to use.
     pub(crate) inactive: Option<Arc<Form>>,
-    /// Events of tables that are gone.
+    /// Events of tables that are gone, and of the device itself.
     pub(crate) past_events: u32,
+    /// What it was called besides its name after it was made without that.
+    pub(crate) uuid: Option<String>,
 }
 
 /// A device.
 pub struct Device {
-    name: DeviceName,
+    name: RwLock<DeviceName>,
     number: usize,
     form: RwLock<Arc<Form>>,
     /// The table that is loaded and not in use, and what tables that are gone have counted.
@@ -164,7 +166,7 @@ impl Device {
         let form = tree::open(config, around)?;
         crate::tables::prepare(&form)?;
         Ok(Device {
-            name: config.name.clone(),
+            name: RwLock::new(config.name.clone()),
             number,
             form: RwLock::new(Arc::new(form)),
             slot: Mutex::default(),
@@ -186,8 +188,13 @@ impl Device {
     }
 
     /// Its name.
-    pub fn name(&self) -> &str {
-        self.name.as_str()
+    pub fn name(&self) -> DeviceName {
+        self.name.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// From now on it is called that.
+    pub(crate) fn set_name(&self, name: DeviceName) {
+        *self.name.write().unwrap_or_else(PoisonError::into_inner) = name;
     }
 
     /// Its number in this process, which no other device ever has.

@@ -10,6 +10,7 @@ use crate::loop_device::{LoopError, LoopExport};
 use crate::nbd::{Listener, NameTaken, Tls, TlsError};
 use crate::nbd_device::NbdDeviceError;
 use crate::reactor::{Attach, Reactor};
+use crate::rundir::RunDir;
 use crate::spec::{Bytes, FuseSpec, LoopSpec, NbdAddress, TlsSpec};
 use crate::tables::TableRefusal;
 use crate::tree::{Pool, Surroundings};
@@ -79,6 +80,9 @@ pub enum HostError {
     /// The device has zones, and the export's hosts would not know of them.
     #[error("it is a zoned device, and {0} has no zones (export it with --ublk)")]
     Zoned(&'static str),
+    /// Its socket cannot have another name.
+    #[error("its socket cannot be moved: {0}")]
+    Move(#[source] io::Error),
     /// It cannot be changed so.
     #[error(transparent)]
     Change(#[from] ChangeError),
@@ -147,6 +151,12 @@ pub(crate) trait Export: Send + Sync {
         Box::pin(async { Ok(()) })
     }
 
+    /// The device is called something else from now on: what bears its name in the run directory follows.
+    fn renamed(&self, run: &RunDir, from: &str, to: &str) -> Result<(), HostError> {
+        let _ = (run, from, to);
+        Ok(())
+    }
+
     /// Stop serving and leave what there is to another process, which takes it over: this one is about to end.
     /// Clients that find the next process by themselves need nothing.
     fn leave(&self) -> BoxFuture<'_, Result<(), HostError>> {
@@ -180,6 +190,11 @@ impl Export for NbdExport {
             tls: self.listener.tls_mode().to_string(),
             details: BTreeMap::new(),
         }
+    }
+
+    fn renamed(&self, run: &RunDir, from: &str, to: &str) -> Result<(), HostError> {
+        let (from, to) = (run.nbd_socket(from), run.nbd_socket(to));
+        self.listener.moved(&from, &to).map_err(HostError::Move)
     }
 
     fn close<'a>(&'a self, device: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>> {
@@ -359,7 +374,9 @@ impl Host {
     /// The listener of an address: the one there is, or a new one.
     fn listener(self: &Arc<Self>, address: &NbdAddress, tls: &TlsSpec) -> Result<Arc<Listener>, HostError> {
         let mut listeners = lock(&self.listeners);
-        if let Some(there) = listeners.iter().find(|l| l.address == *address) {
+        if let Some(there) =
+            listeners.iter().find(|l| l.listener.address() == *address || l.address == *address)
+        {
             if there.tls != *tls {
                 return Err(HostError::OtherTls(address.clone()));
             }
@@ -380,7 +397,7 @@ impl Host {
 
     /// The device of that name.
     pub fn device(&self, name: &str) -> Option<Arc<Device>> {
-        lock(&self.devices).iter().find(|device| device.name() == name).cloned()
+        lock(&self.devices).iter().find(|device| device.name().as_str() == name).cloned()
     }
 
     /// How a device is offered.
@@ -436,9 +453,10 @@ impl Host {
     async fn remove(&self, name: &str, by_force: bool) -> Result<(), HostError> {
         let (position, device) = {
             let mut devices = lock(&self.devices);
-            let position = devices.iter().position(|d| d.name() == name).ok_or(HostError::NoDevice)?;
+            let position =
+                devices.iter().position(|d| d.name().as_str() == name).ok_or(HostError::NoDevice)?;
             if let Some(above) = devices.iter().find(|other| other.uses(&devices[position])) {
-                return Err(HostError::Stood(above.name().to_owned()));
+                return Err(HostError::Stood(above.name().to_string()));
             }
             (position, devices.remove(position))
         };
@@ -562,7 +580,7 @@ impl Host {
             if removals.len() >= REMOVALS_MAX {
                 done(removals.join_next().await);
             }
-            let (host, name) = (self.clone(), device.name().to_owned());
+            let (host, name) = (self.clone(), device.name().to_string());
             removals.spawn(async move {
                 let removed = host.remove_when_free(&name).await;
                 (name, removed)

@@ -27,7 +27,7 @@ pub struct Listening {
     pub address: NbdAddress,
     /// The sockets, blocking. At least one until they are taken.
     pub sockets: Vec<Socket>,
-    _file: Option<SocketFile>,
+    file: Option<SocketFile>,
 }
 
 /// The file of a Unix socket that this process made.
@@ -53,7 +53,7 @@ impl Listening {
                 Ok(Listening {
                     address: address.clone(),
                     sockets: vec![Socket::Unix(listener)],
-                    _file: Some(SocketFile(path.clone())),
+                    file: Some(SocketFile(path.clone())),
                 })
             }
             NbdAddress::Tcp { host, port } => {
@@ -61,10 +61,23 @@ impl Listening {
                 Ok(Listening {
                     address: NbdAddress::Tcp { host: host.clone(), port },
                     sockets: listeners.into_iter().map(Socket::Tcp).collect(),
-                    _file: None,
+                    file: None,
                 })
             }
         }
+    }
+
+    /// Calls the file of its socket something else. One that is not ours stays what it is.
+    ///
+    /// # Errors
+    /// The operating system refuses, and nothing has changed.
+    pub(crate) fn rename(&mut self, to: &Path) -> io::Result<()> {
+        if let Some(file) = &mut self.file {
+            std::fs::rename(&file.0, to)?;
+            to.clone_into(&mut file.0);
+            self.address = NbdAddress::Unix(to.to_owned());
+        }
+        Ok(())
     }
 
     /// A socket that was opened for us, as by systemd. Its file, if it has one, is not ours to remove.
@@ -84,7 +97,7 @@ impl Listening {
                 NbdAddress::Tcp { host, port: address.port() }
             }
         };
-        Ok(Listening { address, sockets: vec![socket], _file: None })
+        Ok(Listening { address, sockets: vec![socket], file: None })
     }
 }
 

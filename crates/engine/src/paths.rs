@@ -98,13 +98,13 @@ impl Watched {
             let valid = shared.valid();
             match (std::mem::replace(&mut path.was_active, is_active), is_active) {
                 (true, false) => {
-                    tracing::warn!(device = device.name(), path = name, "a path failed; {valid} work");
+                    tracing::warn!(device = %device.name(), path = name, "a path failed; {valid} work");
                     (path.failed_at, path.pause) = (now, spec.checker.unwrap_or_default());
                     path.due = now + path.pause;
                 }
                 (false, true) => {
                     let away = format!("{} ms", path.failed_at.elapsed().as_millis());
-                    tracing::warn!(device = device.name(), path = name, away, "a path is back; {valid} work");
+                    tracing::warn!(device = %device.name(), path = name, away, "a path is back; {valid} work");
                 }
                 _ => {}
             }
@@ -127,7 +127,7 @@ impl Watched {
         };
         let since = *self.better_since.get_or_insert_with(Instant::now);
         if since.elapsed() >= after && shared.fail_back(current, best) {
-            tracing::info!(device = device.name(), "back to priority group {}", best + 1);
+            tracing::info!(device = %device.name(), "back to priority group {}", best + 1);
             self.better_since = None;
         }
     }

@@ -345,7 +345,7 @@ impl State {
         let position = match position {
             Ok(position) => position,
             Err(error) => {
-                tracing::error!(device = device.name(), %error, "no queue for a client");
+                tracing::error!(device = %device.name(), %error, "no queue for a client");
                 return;
             }
         };

@@ -222,6 +222,19 @@ impl NameClaim {
         std::os::unix::fs::symlink(target, &link).map_err(io_error(&link, "is the run directory yours?"))
     }
 
+    /// The same for a device of this process that is called something else: `NAME.control` and the log follow.
+    ///
+    /// # Errors
+    /// The operating system refuses.
+    pub fn follow(&self, before: &NameClaim) -> Result<(), RunDirError> {
+        let (run, from, to) = (&self.dir, before.name.as_str(), self.name.as_str());
+        let link = run.control_link(to);
+        fs::rename(run.control_link(from), &link).map_err(io_error(&link, "is the run directory yours?"))?;
+        // There may be none.
+        let _ = fs::rename(run.log_file(from), run.log_file(to));
+        Ok(())
+    }
+
     fn clear(&self) {
         let name = self.name.as_str();
         remove(&self.dir.control_link(name));

@@ -11,7 +11,8 @@ use crate::change::{ChangeError, off_the_runtime};
 use crate::chores::Below;
 use crate::device::{Device, DeviceError, Form, Slot};
 use crate::host::{Host, HostError};
-use crate::spec::{Bytes, LayerSpec, StackSpec, TableSpec};
+use crate::rundir::RunDir;
+use crate::spec::{Bytes, DeviceName, LayerSpec, StackSpec, TableSpec};
 use crate::tree::{self, Loaded, LoadedTarget, Surroundings, Tree};
 use layers::target::{MessageError, Names, Status};
 use serde::{Deserialize, Serialize};
@@ -58,7 +59,17 @@ pub enum TableCall {
     Info,
     /// Remove the device as soon as nobody uses it.
     RemoveLater,
-    /// The same when another event than that number has happened, or more.
+    /// Call the device something else.
+    Rename {
+        /// Its next name.
+        to: String,
+    },
+    /// Call it that besides its name, if it has no such name yet.
+    SetUuid {
+        /// What.
+        uuid: String,
+    },
+    /// Answer when another event than that number has happened.
     Wait {
         /// The number of the event that is known.
         event: u32,
@@ -140,6 +151,14 @@ pub enum TableRefusal {
         /// Why not.
         why: MessageError,
     },
+    /// That is said once.
+    #[error("it cannot be {wanted} because its uuid is {now} already")]
+    HasUuid {
+        /// What it is called.
+        now: String,
+        /// What it was to be called.
+        wanted: String,
+    },
     /// It would stand on itself.
     #[error("it would stand on itself")]
     Cycle,
@@ -206,8 +225,9 @@ impl Host {
                 answer.targets = loaded.map(|loaded| targets(&loaded, Status::Table)).unwrap_or_default();
             }
             TableCall::Message { sector, words } => answer.text = message(&device, sector, &words)?,
-            // Who keeps the devices' names removes devices.
-            TableCall::Info | TableCall::RemoveLater => {}
+            // Who keeps the devices' names removes and renames devices.
+            TableCall::Info | TableCall::RemoveLater | TableCall::Rename { .. } => {}
+            TableCall::SetUuid { uuid } => set_uuid(&device, uuid)?,
             TableCall::Wait { event } => {
                 while events(&device) == event && self.is_there(&device) {
                     tokio::time::sleep(EVENT_LOOK).await;
@@ -222,7 +242,7 @@ impl Host {
     }
 
     fn is_there(&self, device: &Arc<Device>) -> bool {
-        self.device(device.name()).is_some_and(|now| Arc::ptr_eq(&now, device))
+        self.device(device.name().as_str()).is_some_and(|now| Arc::ptr_eq(&now, device))
     }
 
     async fn load(&self, device: &Arc<Device>, text: &str, base: &Path) -> Result<(), HostError> {
@@ -245,7 +265,7 @@ impl Host {
         let (devices, pool) = (self.devices(), self.pool.clone());
         // Opening may wait for a server.
         let form = off_the_runtime(move || {
-            let find = |name: &str| devices.iter().find(|device| device.name() == name).cloned();
+            let find = |name: &str| devices.iter().find(|device| device.name().as_str() == name).cloned();
             tree::open_table(&spec, &above, "", &Surroundings { pool: &pool, device: &find })
         })
         .await?;
@@ -260,6 +280,38 @@ impl Host {
             return Err(TableRefusal::Blocks { was, now }.into());
         }
         slot(device).inactive = Some(Arc::new(form));
+        Ok(())
+    }
+
+    /// Call a device something else. What bears its name in the run directory follows; where an export was said to be, it
+    /// stays, and so does what it was called there.
+    ///
+    /// # Errors
+    /// [`HostError::NoDevice`], [`HostError::NameTaken`], [`HostError::Stood`] when another device names it, and
+    /// what an export refuses: nothing has changed.
+    pub async fn rename(&self, name: &str, to: &DeviceName, run: &RunDir) -> Result<(), HostError> {
+        let device = self.device(name).ok_or(HostError::NoDevice)?;
+        let _turn = device.turn.lock().await;
+        if self.device(to.as_str()).is_some() {
+            return Err(HostError::NameTaken);
+        }
+        // Tables show what they stand on by its name.
+        if let Some(above) = self.devices().iter().find(|other| other.uses(&device)) {
+            return Err(HostError::Stood(above.name().to_string()));
+        }
+        let exports = self.exports_of(&device);
+        for (done, export) in exports.iter().enumerate() {
+            if let Err(refused) = export.renamed(run, name, to.as_str()) {
+                for export in &exports[..done] {
+                    // It could be renamed a moment ago.
+                    let _ = export.renamed(run, to.as_str(), name);
+                }
+                return Err(refused);
+            }
+        }
+        device.set_name(to.clone());
+        let mut slot = slot(&device);
+        slot.past_events = slot.past_events.wrapping_add(1);
         Ok(())
     }
 
@@ -357,12 +409,8 @@ fn info(device: &Device) -> TableInfo {
         shown.retain(|name| seen.insert(name.clone()));
         shown
     };
-    let uuid = match &form.stack {
-        StackSpec::Table(spec) => spec.uuid.clone(),
-        _ => String::new(),
-    };
     TableInfo {
-        uuid,
+        uuid: uuid(device),
         suspended: device.is_suspended(),
         active: form.table.as_ref().is_some_and(|loaded| !loaded.targets.is_empty()),
         inactive: inactive.is_some(),
@@ -374,6 +422,25 @@ fn info(device: &Device) -> TableInfo {
         inactive_devices: inactive.map(|form| used(&form)).unwrap_or_default(),
         size: device.size().0,
     }
+}
+
+fn uuid(device: &Device) -> String {
+    let given = slot(device).uuid.clone();
+    given.unwrap_or_else(|| match &device.form().stack {
+        StackSpec::Table(spec) => spec.uuid.clone(),
+        _ => String::new(),
+    })
+}
+
+fn set_uuid(device: &Device, wanted: String) -> Result<(), TableRefusal> {
+    let now = uuid(device);
+    if !now.is_empty() {
+        return Err(TableRefusal::HasUuid { now, wanted });
+    }
+    let mut slot = slot(device);
+    slot.uuid = Some(wanted);
+    slot.past_events = slot.past_events.wrapping_add(1);
+    Ok(())
 }
 
 fn names(names: &Names) -> impl Iterator<Item = String> {

@@ -298,7 +298,7 @@ impl Carrier {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let device = self.device.upgrade().ok_or(Unheard)?;
         let opened = Opened {
-            device: device.name().to_owned(),
+            device: device.name().to_string(),
             number: device.number() as u32,
             clock_ns: ring::clock().0,
             wall: (wall.as_secs(), wall.subsec_nanos()),

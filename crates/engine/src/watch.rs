@@ -45,9 +45,9 @@ pub async fn watch(host: Arc<Host>, yard: Arc<dyn Yard>) {
                 if host.is_used(&device) {
                     used.insert(device.number());
                 } else if used.contains(&device.number())
-                    && let Err(error) = yard.delete(device.name()).await
+                    && let Err(error) = yard.delete(device.name().as_str()).await
                 {
-                    tracing::error!(device = device.name(), %error, "autoclear failed");
+                    tracing::error!(device = %device.name(), %error, "autoclear failed");
                 }
             }
         }
@@ -56,8 +56,8 @@ pub async fn watch(host: Arc<Host>, yard: Arc<dyn Yard>) {
 
 async fn follow(host: &Host, device: &Arc<Device>) {
     let Some(size) = host.growth(device) else { return };
-    match host.change(device.name(), Change::Resize { size: None, shrink: false }).await {
-        Ok(()) => tracing::info!(device = device.name(), %size, "its file grew, and so does it"),
-        Err(error) => tracing::error!(device = device.name(), %error, "it cannot follow its file's growth"),
+    match host.change(device.name().as_str(), Change::Resize { size: None, shrink: false }).await {
+        Ok(()) => tracing::info!(device = %device.name(), %size, "its file grew, and so does it"),
+        Err(error) => tracing::error!(device = %device.name(), %error, "it cannot follow its file's growth"),
     }
 }

@@ -106,7 +106,7 @@ impl Host {
             in_flight: lane.stats.snapshot(now).in_flight,
         });
         DeviceInfo {
-            name: device.name().to_owned(),
+            name: device.name().to_string(),
             stack: device.description(),
             layers: device.layers().iter().map(ToString::to_string).collect(),
             size: device.size().0,

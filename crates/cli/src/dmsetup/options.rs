@@ -5,51 +5,64 @@ use super::Refusal;
 pub(crate) const USAGE: &str = "\
 Usage: blockyard dmsetup
   create NAME [--table TABLE | --notable | FILE] [-u UUID] [-r]   [options of add: --nbd, --ublk, --loop, --multipath ...]
+  create --concise [NAME,UUID,MINOR,FLAGS,TABLE[,TABLE...][;...]]  what table --concise says; nothing is stdin
   load | reload NAME [--table TABLE | FILE]       into the inactive slot; - or nothing is stdin
   suspend [--noflush] [--nolockfs] NAME...
   resume [--noflush] [--nolockfs] NAME...         puts what was loaded to use
   remove [-f] [--retry] [--deferred] NAME...      remove_all [-f]
+  rename NAME NEW | rename NAME --setuuid UUID    wipe_table NAME...
   clear NAME...                                   empties the inactive slot
-  table [--target KIND] [--inactive] [NAME...]    status [--target KIND] [NAME...]
+  table [--target KIND] [--inactive] [--concise] [NAME...]    status [--target KIND] [NAME...]
   message NAME SECTOR MESSAGE...
-  info [-c [-o FIELDS] [--noheadings] [--separator S]] [NAME...]
-  ls [--target KIND] [--tree]                     deps [NAME...]
-  wait NAME [EVENT]
-  targets | version | mknodes | help
+  info [-c [-o [+]FIELDS] [-O [-]FIELDS] [--noheadings] [--separator S] [--nameprefixes] [--unquoted]] [NAME...]
+  ls [--target KIND] [-o devno|devname|blkdevname] [--tree [-o ascii|utf|[no]device|active|rw|open|uuid]]
+  deps [-o devno|devname|blkdevname] [NAME...]    wait NAME [EVENT]
+  targets | target-version [KIND...] | version | mknodes | help
 
-FIELDS: name, major, minor, attr, open, segments, events, uuid, suspended, readonly, tables_loaded, devno";
+NAME may be -u UUID. FIELDS: name, uuid, read_ahead, blkdevname, attr, tables_loaded, suspended, readonly, devno, major,
+minor, open, segments, events, device_count, devs_used, devnos_used, blkdevs_used, device_ref_count, names_using_dev";
+
+const INFO: &[&str] = &["columns", "options", "sort", "noheadings", "separator", "nameprefixes", "unquoted"];
 
 /// A command, how many names it takes, and the options that it knows.
-const COMMANDS: [(&str, usize, usize, &[&str]); 20] = [
-    ("create", 1, 2, &["table", "notable", "uuid", "readonly", "verbose"]),
+const COMMANDS: [(&str, usize, usize, &[&str]); 23] = [
+    ("create", 0, 2, &["table", "notable", "uuid", "readonly", "concise"]),
     ("load", 1, 2, &["table"]),
     ("reload", 1, 2, &["table"]),
     ("suspend", 1, usize::MAX, &["noflush", "nolockfs"]),
     ("resume", 1, usize::MAX, &["noflush", "nolockfs"]),
     ("remove", 1, usize::MAX, &["force", "retry", "deferred"]),
     ("remove_all", 0, 0, &["force", "retry"]),
+    ("rename", 1, 2, &["setuuid"]),
+    ("wipe_table", 1, usize::MAX, &["force", "noflush", "nolockfs"]),
     ("clear", 1, usize::MAX, &[]),
-    ("table", 0, usize::MAX, &["target", "inactive"]),
-    ("status", 0, usize::MAX, &["target"]),
-    ("message", 3, usize::MAX, &[]),
-    ("info", 0, usize::MAX, &["columns", "options", "noheadings", "separator"]),
-    ("ls", 0, 0, &["target", "tree"]),
-    ("deps", 0, usize::MAX, &[]),
-    ("wait", 1, 2, &[]),
+    ("table", 0, usize::MAX, &["target", "inactive", "concise", "showkeys"]),
+    ("status", 0, usize::MAX, &["target", "noflush"]),
+    ("message", 2, usize::MAX, &[]),
+    ("info", 0, usize::MAX, INFO),
+    ("ls", 0, 0, &["target", "tree", "options"]),
+    ("deps", 0, usize::MAX, &["options"]),
+    ("wait", 1, 2, &["noflush"]),
     ("mknodes", 0, usize::MAX, &[]),
     ("targets", 0, 0, &[]),
+    ("target-version", 0, usize::MAX, &[]),
     ("version", 0, 0, &[]),
     ("help", 0, 0, &[]),
     ("-h", 0, 0, &[]),
 ];
-const WITH_VALUE: &[&str] = &["table", "uuid", "target", "options", "separator"];
-const SHORT: [(&str, &str); 7] = [
+/// What every command takes. The last five ask for something to be left out that there is not: waiting for udev, its
+/// rules, the count of opens being asked for, checks of ioctls.
+const COMMON: [&str; 6] = ["verbose", "uuid", "noudevsync", "noudevrules", "noopencount", "checks"];
+const WITH_VALUE: &[&str] = &["table", "uuid", "target", "options", "separator", "sort", "setuuid"];
+const SHORT: [(&str, &str); 9] = [
     ("-u", "uuid"),
     ("-r", "readonly"),
     ("-f", "force"),
     ("-c", "columns"),
     ("-C", "columns"),
     ("-o", "options"),
+    ("-O", "sort"),
+    ("-n", "notable"),
     ("-v", "verbose"),
 ];
 /// Options of `add`, which are for the process that serves.
@@ -131,30 +144,44 @@ pub(super) fn parse(words: &[String]) -> Result<Options, Refusal> {
 }
 
 fn usage(why: impl Into<String>) -> Refusal {
-    Refusal(vec![why.into(), USAGE.to_owned()])
+    Refusal::told(vec![why.into(), USAGE.to_owned()])
 }
 
 fn check(mut options: Options) -> Result<Options, Refusal> {
     if options.command.is_empty() {
-        return Err(usage("Missing command"));
+        return Err(Refusal::told(vec![USAGE.to_owned()]));
     }
     let Some((name, least, most, known)) = COMMANDS.iter().find(|(name, ..)| *name == options.command) else {
-        return Err(usage("Unknown command"));
+        return Err(usage("Unknown command."));
     };
     if *name == "-h" {
         options.command = "help".to_owned();
     }
-    if let Some((given, _)) = options.given.iter().find(|(given, _)| !known.contains(&given.as_str())) {
+    let is_known = |given: &str| known.contains(&given) || COMMON.contains(&given);
+    if let Some((given, _)) = options.given.iter().find(|(given, _)| !is_known(given)) {
         return Err(usage(format!("{name}: it has no option --{given}")));
     }
     if *name != "create" && !options.for_add.is_empty() {
         return Err(usage(format!("{name}: {} is for create", options.for_add[0])));
     }
-    if options.names.len() < *least || options.names.len() > *most {
-        return Err(usage(format!("Incorrect number of arguments for {name}")));
+    // A uuid stands for the name of one device.
+    let by_uuid = usize::from(*name != "create" && options.has("uuid"));
+    if options.names.len().saturating_add(by_uuid) > *most {
+        return Err(usage("Incorrect number of arguments."));
+    }
+    if options.names.len() + by_uuid < *least {
+        let one_each = *most == usize::MAX && *name != "message";
+        return Err(if one_each {
+            Refusal::of("No device specified.")
+        } else {
+            usage("Incorrect number of arguments.")
+        });
     }
     if options.has("notable") && (options.has("table") || options.names.len() > 1) {
-        return Err(usage("--table and --notable are incompatible."));
+        return Err(Refusal::told(vec![
+            "--table and --notable are incompatible.".to_owned(),
+            "Couldn't process command line.".to_owned(),
+        ]));
     }
     Ok(options)
 }

@@ -136,7 +136,7 @@ impl FuseExport {
         way: Choice,
     ) -> Result<FuseExport, FuseError> {
         let backing = if spec.passthrough { Some(passed_through(device)?) } else { None };
-        let options = MountOptions { name: device.name().to_owned(), read_only: device.read_only() };
+        let options = MountOptions { name: device.name().to_string(), read_only: device.read_only() };
         let (mount, descriptor) = Mount::new(&spec.path, &options)?;
         let shared = Arc::new(Shared::new(facts(device, spec, way.wanted)));
         let name = options.name;

@@ -16,6 +16,7 @@ use crate::listen::Listening;
 use crate::spec::{NbdAddress, TlsMode, nbd_uri};
 use proto::nbd::server::{self, Catalogue, Config, Found};
 use proto::nbd::{BlockSizes, ExportId, ExportInfo};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
@@ -125,7 +126,7 @@ pub(crate) fn info_of(device: &Device) -> ExportInfo {
 pub struct Listener {
     /// Its file goes when this does.
     listening: Mutex<Option<Listening>>,
-    address: NbdAddress,
+    address: Mutex<NbdAddress>,
     exports: Arc<Exports>,
     tls: Option<Arc<Tls>>,
     closing: watch::Sender<bool>,
@@ -146,7 +147,7 @@ impl Listener {
             .map(connection::Acceptor::new)
             .collect::<std::io::Result<Vec<_>>>()?;
         let (closing, _) = watch::channel(false);
-        let address = listening.address.clone();
+        let address = Mutex::new(listening.address.clone());
         let listening = Mutex::new(Some(listening));
         let listener = Arc::new(Listener { listening, address, exports: Arc::default(), tls, closing });
         for socket in sockets {
@@ -162,12 +163,26 @@ impl Listener {
 
     /// Where clients reach an export of that name, as a URI.
     pub fn uri(&self, name: &str) -> String {
-        nbd_uri(&self.address, name, self.tls_mode())
+        nbd_uri(&self.address(), name, self.tls_mode())
     }
 
     /// Where it listens, with the port that was given for 0.
-    pub fn address(&self) -> &NbdAddress {
-        &self.address
+    pub fn address(&self) -> NbdAddress {
+        self.address.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// If it listens on the socket of that path, the file is called something else from now on; connections stay.
+    pub(crate) fn moved(&self, from: &Path, to: &Path) -> std::io::Result<()> {
+        let mut address = self.address.lock().unwrap_or_else(PoisonError::into_inner);
+        if !matches!(&*address, NbdAddress::Unix(path) if path == from) {
+            return Ok(());
+        }
+        let mut listening = self.listening.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(listening) = listening.as_mut() {
+            listening.rename(to)?;
+        }
+        *address = NbdAddress::Unix(to.to_owned());
+        Ok(())
     }
 
     /// Whether clients use TLS.

@@ -270,7 +270,7 @@ impl Host {
         Host::refuse_zones(device, "NBD")?;
         let connections = spec.connections.map_or(self.reactors().len(), usize::from);
         let ask = connect_of(device, spec, connections);
-        let (kernel, name, survives) = (driver.clone(), device.name().to_owned(), device.survives());
+        let (kernel, name, survives) = (driver.clone(), device.name().to_string(), device.survives());
         let (number, backend, sockets) = blocking(move || {
             if !survives {
                 forget_orphan(&*kernel, &name, ask.number)?;
@@ -309,7 +309,7 @@ fn connect_of(device: &Device, spec: &NbdDeviceSpec, connections: usize) -> Conn
         timeout: spec.timeout.as_secs(),
         dead_timeout: spec.dead_timeout.as_secs(),
         destroy: false,
-        backend: backend_of(device.name(), connections),
+        backend: backend_of(device.name().as_str(), connections),
     }
 }
 
@@ -517,7 +517,7 @@ async fn reconnect(attached: Weak<Attached>) {
                 return;
             }
         }
-        let (name, path) = (attached.device.name().to_owned(), attached.path());
+        let (name, path) = (attached.device.name().to_string(), attached.path());
         match attached.mend().await {
             Ok(0) => {
                 tracing::warn!(%name, %path, "the kernel's device was detached by somebody else");

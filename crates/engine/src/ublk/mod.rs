@@ -34,7 +34,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a server that was killed may take to be cleared away before another one is let in.
@@ -137,7 +137,7 @@ struct UblkExport {
     left: AtomicBool,
     /// It was taken from whoever uses it.
     forced: AtomicBool,
-    record: Option<(RunDir, Record)>,
+    record: Mutex<Option<(RunDir, Record)>>,
 }
 
 /// What a device is shown as.
@@ -394,7 +394,7 @@ impl Host {
             live: AtomicBool::new(false),
             left: AtomicBool::new(false),
             forced: AtomicBool::new(false),
-            record,
+            record: Mutex::new(record),
         });
         self.add_export(device, Arc::new(Shown(export.clone())));
         export
@@ -600,9 +600,21 @@ impl UblkExport {
         self.info.ublksrv_flags & plan::SPREAD != 0
     }
 
+    fn record(&self) -> MutexGuard<'_, Option<(RunDir, Record)>> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Who takes it over finds it under that name.
+    fn rename(&self, name: &str) -> Result<(), UblkError> {
+        if let Some((run, record)) = &mut *self.record() {
+            *record = record.renamed(run, name)?;
+        }
+        Ok(())
+    }
+
     /// Writes down what another process needs.
     fn keep(&self) -> Result<(), UblkError> {
-        match &self.record {
+        match &*self.record() {
             Some((run, record)) => Ok(record.save(run)?),
             None => Ok(()),
         }
@@ -641,7 +653,7 @@ impl UblkExport {
     /// Removes what is left of it. Nobody of this process has its character device open any more.
     fn delete(&self) -> Result<(), UblkError> {
         delete(&self.driver, self.info.dev_id, self.forced.load(Relaxed))?;
-        if let Some((run, record)) = &self.record {
+        if let Some((run, record)) = &*self.record() {
             record.remove(run);
         }
         Ok(())
@@ -700,6 +712,10 @@ impl Export for Shown {
             tls: "off".to_owned(),
             details: self.0.details(device),
         }
+    }
+
+    fn renamed(&self, _: &RunDir, _: &str, to: &str) -> Result<(), HostError> {
+        Ok(self.0.rename(to)?)
     }
 
     /// Asked a few times a second, so without a question to the driver.

@@ -98,6 +98,18 @@ impl Record {
         write(&path, self).map_err(|source| RecordError::Io { path, source })
     }
 
+    /// The same for a device that is called something else from now on: the old one goes.
+    pub(super) fn renamed(&self, run: &RunDir, name: &str) -> Result<Record, RecordError> {
+        if matches!(self.words, Words::Topology { .. }) {
+            let why = "the topology that made it names it (change it there)".to_owned();
+            return Err(RecordError::Broken { path: Record::path(run, &self.name), why });
+        }
+        let record = Record { name: name.to_owned(), ..self.clone() };
+        record.save(run)?;
+        self.remove(run);
+        Ok(record)
+    }
+
     /// Reads that of a device.
     ///
     /// # Errors

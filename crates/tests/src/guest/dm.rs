@@ -22,8 +22,8 @@ pub const TESTS: &[Test] = &[
 const SECTORS: u64 = 8192;
 
 /// Loop devices on files with noise; detached when dropped.
-struct Loops {
-    sandbox: Sandbox,
+pub(super) struct Loops {
+    pub(super) sandbox: Sandbox,
     nodes: Vec<String>,
     files: Vec<PathBuf>,
     /// What the kernel says of its targets.
@@ -61,7 +61,7 @@ impl Loops {
     }
 
     /// A table with `{0}`, `{1}` … for the devices.
-    fn table(&self, text: &str) -> String {
+    pub(super) fn table(&self, text: &str) -> String {
         let named =
             |text: String, (number, node): (usize, &String)| text.replace(&format!("{{{number}}}"), node);
         self.nodes.iter().enumerate().fold(text.to_owned(), named)
@@ -136,7 +136,7 @@ impl Drop for Kernel {
 
 const NODE: &str = "/dev/mapper/theirs";
 
-fn prepare() -> Result<Loops, Skip> {
+pub(super) fn prepare() -> Result<Loops, Skip> {
     for module in MODULES {
         tool(&["modprobe", module]);
     }

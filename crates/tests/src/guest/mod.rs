@@ -8,6 +8,7 @@
 
 pub mod disk;
 pub mod dm;
+pub mod dmsetup;
 pub mod nbd_client;
 pub mod nbd_device;
 pub mod runner;
@@ -63,5 +64,12 @@ pub const fn soak(name: &'static str, what: &'static str, run: fn() -> Done) -> 
 
 /// All of them, in the order in which they run.
 pub fn tests() -> Vec<Test> {
-    [ublk::tests(), nbd_client::TESTS.to_vec(), nbd_device::TESTS.to_vec(), dm::TESTS.to_vec()].concat()
+    [
+        ublk::tests(),
+        nbd_client::TESTS.to_vec(),
+        nbd_device::TESTS.to_vec(),
+        dm::TESTS.to_vec(),
+        dmsetup::TESTS.to_vec(),
+    ]
+    .concat()
 }

@@ -1,0 +1,106 @@
+//! `dmsetup ls --tree`: what stands on what, from the devices that nobody stands on down.
+
+use super::options::Options;
+use super::report::{numbers, opens};
+use super::{Named, Refusal};
+use std::fmt::Write as _;
+
+/// How the branches are drawn: one that others follow, the last one, what goes on below either.
+struct Signs {
+    middle: &'static str,
+    last: &'static str,
+    on: &'static str,
+}
+
+const ASCII: Signs = Signs { middle: " |-", last: " `-", on: " | " };
+const UTF: Signs = Signs { middle: " ├─", last: " └─", on: " │ " };
+
+/// What `-o` asks for.
+struct Style {
+    signs: &'static Signs,
+    numbers: bool,
+    active: bool,
+    rw: bool,
+    open: bool,
+    uuid: bool,
+}
+
+/// Whether the terminal shows more than ASCII, as the locale says.
+fn is_utf() -> bool {
+    let said = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().filter_map(|name| std::env::var(name).ok());
+    let locale = said.into_iter().find(|value| !value.is_empty()).unwrap_or_default().to_lowercase();
+    locale.contains("utf-8") || locale.contains("utf8")
+}
+
+fn style(options: &Options) -> Result<Style, Refusal> {
+    let signs = if is_utf() { &UTF } else { &ASCII };
+    let mut style = Style { signs, numbers: true, active: false, rw: false, open: false, uuid: false };
+    for word in options.value("options").into_iter().flat_map(|list| list.split(',')) {
+        match word {
+            "ascii" => style.signs = &ASCII,
+            "utf" => style.signs = &UTF,
+            "device" => style.numbers = true,
+            "nodevice" => style.numbers = false,
+            "active" => style.active = true,
+            "rw" => style.rw = true,
+            "open" => style.open = true,
+            "uuid" => style.uuid = true,
+            other => return Err(Refusal::of(format!("Tree options not recognised: {other}"))),
+        }
+    }
+    Ok(style)
+}
+
+pub(super) fn print(options: &Options, all: &[Named]) -> Result<(), Refusal> {
+    let style = style(options)?;
+    let mut text = String::new();
+    for device in all {
+        // Others are shown below those that stand on them.
+        if !all.iter().any(|(other, _)| other.info.devices.contains(&device.1.name)) {
+            text += &format!("{}\n", line(device, &style));
+            branches(device, all, &style, "", &mut text);
+        }
+    }
+    crate::failure::print(&text);
+    Ok(())
+}
+
+fn line((answer, info): &Named, style: &Style) -> String {
+    let mut text = info.name.clone();
+    if style.numbers {
+        let (major, minor) = numbers(info, &answer.info);
+        // Writing to a string does not fail.
+        let _ = write!(text, " ({major}:{minor})");
+    }
+    let table = &answer.info;
+    let facts = [
+        style.active.then(|| if table.suspended { "SUSPENDED" } else { "ACTIVE" }.to_owned()),
+        style.rw.then(|| if table.read_only { "RO" } else { "RW" }.to_owned()),
+        style.open.then(|| opens(info).to_string()),
+        style.uuid.then(|| table.uuid.clone()),
+    ];
+    let facts: Vec<String> = facts.into_iter().flatten().collect();
+    if !facts.is_empty() {
+        let _ = write!(text, " [{}]", facts.join(", "));
+    }
+    text
+}
+
+fn branches((answer, _): &Named, all: &[Named], style: &Style, before: &str, text: &mut String) {
+    let below = &answer.info.devices;
+    // As in `deps`: the one that was opened last comes first.
+    for (number, name) in below.iter().rev().enumerate() {
+        let is_last = number + 1 == below.len();
+        let sign = if is_last { style.signs.last } else { style.signs.middle };
+        match all.iter().find(|(_, info)| info.name == *name) {
+            Some(device) => {
+                let _ = writeln!(text, "{before}{sign}{}", line(device, style));
+                let on = if is_last { "   " } else { style.signs.on };
+                branches(device, all, style, &format!("{before}{on}"), text);
+            }
+            None => {
+                let _ = writeln!(text, "{before}{sign} ({name})");
+            }
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! dmsetup's words with the real binary, without a kernel to compare them with: names that change, the one-line form,
+//! reports. What they print beside the real dmsetup is compared in the guest (`dm/dmsetup`).
+
+use blockyard_tests::peer::Peer;
+use blockyard_tests::server::Sandbox;
+use blockyard_tests::tools::{Outcome, run};
+use proto::nbd::CommandFlags;
+
+fn dmsetup(sandbox: &Sandbox, words: &[&str]) -> Outcome {
+    let mut command = sandbox.blockyard(&[&["dmsetup"], words].concat());
+    run(command.env("BLOCKYARD_EXPORT", "nbd"))
+}
+
+#[test]
+fn a_name_that_changes_takes_socket_and_control_along_and_is_free_again() {
+    let sandbox = Sandbox::default();
+    sandbox.image("a.img", 1 << 20);
+    dmsetup(&sandbox, &["create", "one", "--table", "0 2048 linear a.img 0"]).ok();
+    let mut before = Peer::connect(&sandbox.run_dir().join("one.sock"), "one");
+    dmsetup(&sandbox, &["rename", "one", "uno"]).ok();
+    before.write(0, &[7; 512], CommandFlags::NONE).expect("connections stay");
+    before.disconnect();
+    let mut after = Peer::connect(&sandbox.run_dir().join("uno.sock"), "one");
+    assert_eq!(after.read(0, 512).unwrap(), [7; 512]);
+    after.disconnect();
+    let said = dmsetup(&sandbox, &["status", "one"]).failed_with(1);
+    assert!(said.starts_with("Device does not exist.\n"), "{said}");
+    assert_eq!(dmsetup(&sandbox, &["info", "-c", "-o", "name,events", "--noheadings"]).ok(), "uno:1\n");
+    assert!(sandbox.run(&["list"]).ok().contains("uno.sock"));
+    dmsetup(&sandbox, &["create", "one", "--table", "0 8 zero"]).ok();
+    let said = dmsetup(&sandbox, &["rename", "uno", "one"]).failed_with(1);
+    assert!(
+        said.starts_with("device-mapper: rename ioctl on uno  failed: Device or resource busy\n"),
+        "{said}"
+    );
+    assert_eq!(dmsetup(&sandbox, &["table", "uno"]).ok(), "0 2048 linear a.img 0\n", "it is what it was");
+    dmsetup(&sandbox, &["rename", "uno", "--setuuid", "U-1"]).ok();
+    dmsetup(&sandbox, &["rename", "uno", "--setuuid", "U-2"]).failed_with(1);
+    dmsetup(&sandbox, &["remove", "-u", "U-1"]).ok();
+    assert_eq!(dmsetup(&sandbox, &["ls"]).ok(), "one\t(0:0)\n");
+    dmsetup(&sandbox, &["remove_all"]).ok();
+    assert_eq!(std::fs::read_dir(sandbox.run_dir()).unwrap().count(), 0, "nothing is left of either name");
+}
+
+#[test]
+fn devices_go_through_one_line_and_back() {
+    let sandbox = Sandbox::default();
+    let line = "c1,CU1,0,rw,0 8 zero ,8 8 error ;c2,,0,ro,0 8 zero ";
+    dmsetup(&sandbox, &["create", "--concise", line]).ok();
+    assert_eq!(dmsetup(&sandbox, &["table", "--concise"]).ok(), format!("{line}\n"));
+    let said = dmsetup(&sandbox, &["create", "--concise", "c3,CU1,,,0 8 zero"]).failed_with(1);
+    assert!(
+        said.starts_with("device-mapper: create ioctl on c3 CU1 failed: Device or resource busy"),
+        "{said}"
+    );
+    let said = dmsetup(&sandbox, &["create", "--concise", "c3,,"]).failed_with(1);
+    assert!(said.starts_with("Incomplete entry: five comma-separated fields"), "{said}");
+    dmsetup(&sandbox, &["remove_all"]).ok();
+}
+
+#[test]
+fn a_topology_is_shown_as_a_tree() {
+    let sandbox = Sandbox::default();
+    sandbox.image("a.img", 1 << 20);
+    let topology = format!(
+        "[device.up]\ntable = \"0 1024 linear low 0\"\n\
+         [device.low]\ntable = \"\"\"\n0 1024 linear a.img 0\n1024 1024 linear ram:1M 0\n\"\"\"\n\
+         [[export]]\ndevice = \"up\"\nnbd = \"unix:{}\"\n",
+        sandbox.path("s.sock").display()
+    );
+    let server = sandbox.up(&topology, 1);
+    let tree = dmsetup(&sandbox, &["ls", "--tree", "-o", "ascii,nodevice,active"]).ok();
+    assert_eq!(tree, "up [ACTIVE]\n `-low [ACTIVE]\n    |- (ram:1M)\n    `- (a.img)\n");
+    let reports = ["info", "-c", "-o", "name,device_count,names_using_dev,devs_used", "--noheadings"];
+    assert_eq!(dmsetup(&sandbox, &reports).ok(), "low:2:up:\nup:1::low\n");
+    let said = dmsetup(&sandbox, &["rename", "low", "other"]).failed_with(1);
+    assert!(said.contains("up stands on it"), "{said}");
+    drop(server);
+}
