@@ -35,9 +35,7 @@ impl Host {
         let form = before.clone();
         let exchanged = self.exchange(device, move || {
             let mut commit = commit;
-            // Something may have come to lie past the origin's end meanwhile.
-            commit.lengthen()?;
-            commit.carry(&form.tree, Clients::Wait)?;
+            commit.finish(&form.tree)?;
             let (stack, layers) = (form.stack.clone(), form.layers.clone());
             let tree = commit.settle(&form.tree)?;
             Ok(Ok(Arc::new(Form { stack, layers, tree, table: form.table.clone() })))

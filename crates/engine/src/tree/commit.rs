@@ -1,7 +1,7 @@
 //! Writing an overlay down into what it stands over.
 //!
 //! The order is what makes it safe to be killed at any moment (docs/cow.md): the header says that a commit is under
-//! way, so that the origin may differ from the one it was made over; chunks are written to the origin and flushed;
+//! way, so that the origin may differ from the one it was made over, and what of it stays as it is; chunks are written to the origin and flushed;
 //! the header takes the origin as it is now; then only the table is emptied, and then the data let go of. Up to the
 //! last step the overlay holds all of it, so whoever reads through it sees the same throughout.
 //!
@@ -16,7 +16,7 @@ use backends::File;
 use block::Bytes;
 use layers::CowLayer;
 use layers::cow::Index;
-use layers::cow::format::{HEADER_LEN, Header, SECOND_AT, TABLE_AT};
+use layers::cow::format::{HEADER_LEN, Header, SECOND_AT, TABLE_AT, Witness};
 use std::io;
 use std::sync::Arc;
 
@@ -71,6 +71,8 @@ pub(crate) struct Commit {
     base: Tree,
     /// Opened a second time for it: nobody else is let in as long as that is so.
     reopened: Option<Arc<File>>,
+    /// What the header says that the origin is recognised by: that is not written to.
+    witness: Witness,
 }
 
 impl Drop for Commit {
@@ -89,7 +91,17 @@ impl Commit {
         let file = origin.only_file().ok_or(CommitError::NotOneFile)?;
         let again = Remake { file: Box::new(|file| file.reopened_for_writing()), tables: Tables::Keep };
         let base = origin.remade(&again).inspect_err(|_| deny_writers(file))?;
-        let mut commit = Commit { index: index.clone(), base, reopened: Some(file.clone()) };
+        let mut commit =
+            Commit { index: index.clone(), base, reopened: Some(file.clone()), witness: Witness::EMPTY };
+        commit.begin(tree)?;
+        Ok(commit)
+    }
+
+    /// Of a tree and what is under its overlay, open to be written.
+    #[cfg(test)]
+    pub(super) fn of_parts(tree: &Tree, base: Tree) -> Result<Commit, DeviceError> {
+        let index = overlay(tree)?.0.clone();
+        let mut commit = Commit { index, base, reopened: None, witness: Witness::EMPTY };
         commit.begin(tree)?;
         Ok(commit)
     }
@@ -101,7 +113,7 @@ impl Commit {
         // The overlay is not read through the tree any more, so its origin may be taken from it.
         let base = below.remove(0);
         let index = index.clone();
-        let mut commit = Commit { index, base, reopened: None };
+        let mut commit = Commit { index, base, reopened: None, witness: Witness::EMPTY };
         commit.begin(tree)?;
         Ok(commit)
     }
@@ -109,13 +121,35 @@ impl Commit {
     /// From here on the origin may differ from the one that the overlay was made over, in its length, too.
     fn begin(&mut self, tree: &Tree) -> Result<(), DeviceError> {
         self.wanted()?;
-        let store = overlay(tree)?.1.last().ok_or(CommitError::NoOverlay)?;
-        write_header(&mut Scratch::new(store)?, |header| header.committing = true)?;
+        self.announce(tree)?;
         self.lengthen()
     }
 
+    /// Have the header say that the origin may differ, and what it is recognised by: what the overlay does not hold now.
+    fn announce(&mut self, tree: &Tree) -> Result<(), DeviceError> {
+        let store = overlay(tree)?.1.last().ok_or(CommitError::NoOverlay)?;
+        // Past that it may be as short as it was after a power cut, however long it is now.
+        let size = self.index.origin_size().min(self.base.profile().size);
+        let witness =
+            cow::witness(&self.base, size, &self.index).map_err(at("reading what is under the overlay"))?;
+        write_header(&mut Scratch::new(store)?, |header| {
+            header.committing = true;
+            header.witness = witness;
+        })?;
+        self.witness = witness;
+        Ok(())
+    }
+
+    /// For the last time, while the clients wait: what has come to the overlay since the beginning goes down, too.
+    pub(crate) fn finish(&mut self, tree: &Tree) -> Result<(), DeviceError> {
+        // Something may have come to lie past the origin's end meanwhile, or where it was recognised.
+        self.lengthen()?;
+        self.announce(tree)?;
+        self.carry(tree, Clients::Wait)
+    }
+
     /// Room for what lies past the origin's end, if anything does by now.
-    pub(crate) fn lengthen(&mut self) -> Result<(), DeviceError> {
+    fn lengthen(&mut self) -> Result<(), DeviceError> {
         if let Some((file, size)) = self.wanted()? {
             self.base = Tree::leaf(Source::File(file.resized(size)?));
         }
@@ -157,7 +191,12 @@ impl Commit {
             }
             let stop = stop.min(room);
             while offset < stop {
-                let len = PIECE_LEN.min(stop - offset) as usize;
+                let (free, next) = self.free_of_witness(offset, stop);
+                let len = PIECE_LEN.min(free) as usize;
+                if len == 0 {
+                    offset = next;
+                    continue;
+                }
                 let (ours, theirs) = (&mut ours[..len], &mut theirs[..len]);
                 store.read(layout.data_at().0 + offset, ours).map_err(at("reading the overlay"))?;
                 base.read(offset, theirs).map_err(at("reading what is under it"))?;
@@ -169,6 +208,16 @@ impl Commit {
         Ok(())
     }
 
+    /// How far one may write from there on, before a chunk that the origin is recognised by, and where to go on behind it.
+    /// Such a chunk has come to the overlay after that was said; it is carried when something else is said.
+    fn free_of_witness(&self, offset: u64, stop: u64) -> (u64, u64) {
+        let chunk = self.index.layout().chunk.0;
+        let first = offset - offset % chunk;
+        let next = self.witness.samples().iter().map(|(at, _)| at - at % chunk).find(|start| *start >= first);
+        let start = next.unwrap_or(stop).clamp(offset, stop);
+        (start - offset, (next.unwrap_or(stop) + chunk).min(stop))
+    }
+
     /// All of it has been carried down: the overlay's origin is the one that is there now. What is served from here
     /// on, with an overlay that holds nothing.
     pub(crate) fn settle(&self, tree: &Tree) -> Result<Tree, DeviceError> {
@@ -177,6 +226,7 @@ impl Commit {
         write_header(&mut Scratch::new(store)?, |header| {
             header.origin = identity;
             header.committing = false;
+            header.witness = Witness::EMPTY;
         })?;
         tree.with_empty_overlay(identity.size)
     }
@@ -220,7 +270,11 @@ pub(crate) fn commit(
     if tree.profile().read_only {
         return Err(CommitError::ReadOnly.into());
     }
-    let mut tree = cow::open(tree, &CowSpec { create: false, chunk: None, size: None, ..spec.clone() })?;
+    commit_opened(cow::open(tree, &CowSpec { create: false, chunk: None, size: None, ..spec.clone() })?)
+}
+
+/// Commit the overlay at the top of a tree that nobody serves.
+pub(super) fn commit_opened(mut tree: Tree) -> Result<(), DeviceError> {
     let commit = Commit::of_opened(&mut tree)?;
     commit.carry(&tree, Clients::Wait)?;
     let store = overlay(&tree)?.1.last().ok_or(CommitError::NoOverlay)?;
@@ -228,6 +282,7 @@ pub(crate) fn commit(
     write_header(&mut Scratch::new(store)?, |header| {
         header.origin = identity;
         header.committing = false;
+        header.witness = Witness::EMPTY;
     })?;
     give_back(&tree)
 }
@@ -279,7 +334,7 @@ fn write_header(store: &mut Scratch, change: impl Fn(&mut Header)) -> Result<(),
     let old = Header::read(&head).map_err(|why| failed(io::Error::other(why)))?;
     let mut new = Header { sequence: old.sequence + 1, ..old };
     change(&mut new);
-    if (new.origin, new.committing) == (old.origin, old.committing) {
+    if (new.origin, new.committing, new.witness) == (old.origin, old.committing, old.witness) {
         return Ok(());
     }
     let first = Header::read(&head[..HEADER_LEN]);

@@ -9,7 +9,7 @@ use block::{Bytes, Fact};
 use layers::CowLayer;
 use layers::cow::Index;
 use layers::cow::format::{
-    HEADER_LEN, Header, HeaderError, Identity, Layout, SAMPLE_LEN, SECOND_AT, TABLE_AT,
+    HEADER_LEN, Header, HeaderError, Identity, Layout, SAMPLE_LEN, SECOND_AT, TABLE_AT, Witness,
 };
 use std::fs;
 use std::io;
@@ -82,7 +82,7 @@ pub(super) fn open(below: Tree, spec: &CowSpec) -> Result<Tree, DeviceError> {
             .map_err(CowError::at("making", path))
             .inspect_err(|_| drop(fs::remove_file(path)))?
     } else {
-        open_old(&store, identity, spec)?
+        open_old(&below, &store, identity, spec)?
     };
     check_blocks(&below, &store, opened.header.layout).map_err(unfit).inspect_err(|_| {
         if make {
@@ -121,19 +121,62 @@ struct Opened {
 
 /// Which origin this is.
 pub(super) fn identify(tree: &Tree) -> io::Result<Identity> {
+    let size = tree.profile().size;
+    let mut content = Vec::new();
+    each_sample(tree, Identity::samples(size), |_, sample| content.extend_from_slice(sample))?;
+    Ok(Identity::new(size, content.into_iter()))
+}
+
+/// What an origin of that size is recognised by while what the overlay holds is written to it.
+pub(super) fn witness(tree: &Tree, size: Bytes, index: &Index) -> io::Result<Witness> {
+    let chunk = index.layout().chunk.0;
+    let mut from = 0;
+    let held = std::iter::from_fn(|| {
+        let run = index.next_live(from)?;
+        from = run.end;
+        Some((run.start * chunk, run.end * chunk))
+    });
+    let mut samples = Vec::new();
+    let places = Witness::places(size, held);
+    each_sample(tree, places.into_iter(), |at, sample| samples.push((at, Witness::hash(sample))))?;
+    Ok(Witness::new(samples))
+}
+
+/// Whether this is the origin that a commit was cut short on: what the overlay does not hold is what it was.
+fn is_witnessed(tree: &Tree, witness: &Witness, index: &Index) -> io::Result<bool> {
+    let chunk = index.layout().chunk.0;
+    // What came to the overlay since may have gone down already.
+    let left = |at: &u64| index.next_live(at / chunk).is_none_or(|run| run.start > at / chunk);
+    let mut is_it = true;
+    let places = witness.samples().iter().map(|(at, _)| *at).filter(left);
+    each_sample(tree, places, |at, sample| {
+        is_it &= witness.samples().contains(&(at, Witness::hash(sample)))
+    })?;
+    Ok(is_it)
+}
+
+/// Read samples that begin at these places.
+fn each_sample(
+    tree: &Tree,
+    places: impl Iterator<Item = u64>,
+    mut each: impl FnMut(u64, &[u8]),
+) -> io::Result<()> {
     let mut scratch = Scratch::new(tree).map_err(io::Error::other)?;
     let size = tree.profile().size;
     let block = tree.profile().limits.logical_block_size.0;
-    let mut content = Vec::new();
-    for at in Identity::samples(size) {
+    for at in places {
         // Whole logical blocks, of which a sample is a part if they are longer.
         let start = Bytes(at).align_down(block).0;
-        let mut blocks = vec![0; (SAMPLE_LEN.max(block)).min(size.0 - start) as usize];
-        scratch.read(start, &mut blocks)?;
+        let end = (start + SAMPLE_LEN.max(block)).min(size.0);
         let skip = (at - start) as usize;
-        content.extend_from_slice(&blocks[skip..skip + SAMPLE_LEN as usize]);
+        let mut blocks = vec![0; end.saturating_sub(start) as usize];
+        let Some(sample) = skip.checked_add(SAMPLE_LEN as usize).filter(|end| *end <= blocks.len()) else {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        };
+        scratch.read(start, &mut blocks)?;
+        each(at, &blocks[skip..sample]);
     }
-    Ok(Identity::new(size, content.into_iter()))
+    Ok(())
 }
 
 /// The kernel's name for this start of the machine.
@@ -149,7 +192,8 @@ fn boot_id() -> [u8; 16] {
 /// The first header goes to the disk last, when all else is there.
 fn make_new(store: &Tree, origin: Identity, layout: Layout) -> io::Result<Opened> {
     let mut scratch = Scratch::new(store).map_err(io::Error::other)?;
-    let header = Header { sequence: 1, origin, boot: boot_id(), layout, committing: false };
+    let header =
+        Header { sequence: 1, origin, boot: boot_id(), layout, committing: false, witness: Witness::EMPTY };
     scratch.flush()?;
     for at in [SECOND_AT, 0] {
         scratch.write(at, &header.encode())?;
@@ -158,7 +202,7 @@ fn make_new(store: &Tree, origin: Identity, layout: Layout) -> io::Result<Opened
     Ok(Opened { header, table: vec![0; layout.table_len() as usize], tally: None })
 }
 
-fn open_old(store: &Tree, origin: Identity, spec: &CowSpec) -> Result<Opened, CowError> {
+fn open_old(below: &Tree, store: &Tree, origin: Identity, spec: &CowSpec) -> Result<Opened, CowError> {
     let path = &spec.file;
     let io = |doing| CowError::at(doing, path);
     let unfit = |why: String| CowError::Unfit { path: path.clone(), why };
@@ -199,7 +243,17 @@ fn open_old(store: &Tree, origin: Identity, spec: &CowSpec) -> Result<Opened, Co
         let mut bytes = vec![0; table.len()];
         scratch.read(layout.tally_at().0, &mut bytes).map_err(io("reading the tally of"))?;
         tally = Some(bytes);
-    } else {
+    }
+    if header.committing {
+        let index = Index::open(layout, header.origin.size, &table, tally.as_deref());
+        if !is_witnessed(below, &header.witness, &index).map_err(io("reading what is under"))? {
+            return Err(unfit(
+                "a commit of it was cut short, and this is not what it was being written to (give that one)"
+                    .into(),
+            ));
+        }
+    }
+    if tally.is_none() {
         // It is emptied before the header says that it belongs to this start of the machine.
         scratch.write_zeroes(layout.tally_at().0, layout.table_len()).map_err(io("writing"))?;
         header = Header { boot, sequence: header.sequence + 1, ..header };

@@ -15,6 +15,8 @@ mod commit;
 mod cow;
 mod part;
 mod places;
+#[cfg(test)]
+mod power_cuts;
 mod scratch;
 mod source;
 mod table;

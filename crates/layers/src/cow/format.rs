@@ -33,6 +33,12 @@ const MAGIC: &[u8; 8] = b"BLKYDCOW";
 const VERSION: u32 = 1;
 /// The flag of an overlay that is being committed.
 const COMMITTING: u64 = 1;
+/// The flag of one whose header has a [`Witness`].
+const WITNESSED: u64 = 2;
+/// Where that is.
+const WITNESS_AT: usize = 128;
+/// How long it is, with its checksum: a count, samples, CRC.
+const WITNESS_LEN: usize = 8 + SAMPLES as usize * 16 + 4;
 /// What the checksum covers; it follows.
 const CHECKED_LEN: usize = 124;
 
@@ -72,6 +78,96 @@ impl Identity {
     }
 }
 
+/// What an origin is recognised by while the overlay is being committed to it: samples of what the commit leaves as it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Witness {
+    /// Where each begins, ascending, and its hash.
+    samples: [(u64, u64); SAMPLES as usize],
+    count: usize,
+}
+
+impl Witness {
+    /// None.
+    pub const EMPTY: Witness = Witness { samples: [(0, 0); SAMPLES as usize], count: 0 };
+
+    /// Where to take samples of an origin of that size, so that they are spread over all that lies between the runs of
+    /// bytes that the overlay holds. `held`: these, ascending.
+    pub fn places(size: Bytes, held: impl IntoIterator<Item = (u64, u64)>) -> Vec<u64> {
+        // What is between, in whole samples.
+        let mut between = Vec::new();
+        let mut from = 0u64;
+        for (start, end) in held.into_iter().chain([(size.0, size.0)]) {
+            let (first, last) =
+                (from.next_multiple_of(SAMPLE_LEN), start.min(size.0) / SAMPLE_LEN * SAMPLE_LEN);
+            if last > first {
+                between.push((first, (last - first) / SAMPLE_LEN));
+            }
+            from = end;
+        }
+        let total: u64 = between.iter().map(|(_, count)| count).sum();
+        let count = total.min(SAMPLES);
+        let mut runs = between.into_iter();
+        let (mut run, mut passed) = (runs.next(), 0);
+        let mut places = Vec::new();
+        for n in 0..count {
+            let number = (u128::from(total - 1) * u128::from(n) / u128::from(count.max(2) - 1)) as u64;
+            while let Some((_, len)) = run.filter(|(_, len)| number >= passed + len) {
+                passed += len;
+                run = runs.next();
+            }
+            places.extend(run.map(|(first, _)| first + (number - passed) * SAMPLE_LEN));
+        }
+        places
+    }
+
+    /// From places, at most 64, and what is there.
+    pub fn new(samples: impl IntoIterator<Item = (u64, u64)>) -> Witness {
+        let mut witness = Witness::EMPTY;
+        for (room, sample) in witness.samples.iter_mut().zip(samples) {
+            *room = sample;
+            witness.count += 1;
+        }
+        witness
+    }
+
+    /// The samples: where each begins, and its hash.
+    pub fn samples(&self) -> &[(u64, u64)] {
+        &self.samples[..self.count]
+    }
+
+    /// The hash of a sample: FNV-1a, 64 bits.
+    pub fn hash(sample: &[u8]) -> u64 {
+        sample
+            .iter()
+            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+    }
+
+    fn encode(&self) -> [u8; WITNESS_LEN] {
+        let mut bytes = [0; WITNESS_LEN];
+        bytes[..8].copy_from_slice(&(self.count as u64).to_le_bytes());
+        for (room, (at, hash)) in bytes[8..].chunks_exact_mut(16).zip(self.samples()) {
+            room[..8].copy_from_slice(&at.to_le_bytes());
+            room[8..].copy_from_slice(&hash.to_le_bytes());
+        }
+        let crc = crc32fast::hash(&bytes[..WITNESS_LEN - 4]);
+        bytes[WITNESS_LEN - 4..].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Witness, HeaderError> {
+        let (bytes, crc) = bytes[..WITNESS_LEN].split_at(WITNESS_LEN - 4);
+        if crc != crc32fast::hash(bytes).to_le_bytes() {
+            return Err(HeaderError::Damaged);
+        }
+        let words: Vec<u64> = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        if words[0] > SAMPLES {
+            return Err(HeaderError::Nonsense("it has more samples than there is room for"));
+        }
+        let samples = words[1..].as_chunks::<2>().0.iter().map(|[at, hash]| (*at, *hash));
+        Ok(Witness::new(samples.take(words[0] as usize)))
+    }
+}
+
 /// What a header says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
@@ -85,6 +181,8 @@ pub struct Header {
     pub layout: Layout,
     /// It is being written down into its origin, which need not be the one it was made over meanwhile.
     pub committing: bool,
+    /// What tells that one from others then. [`Witness::EMPTY`]: nothing does.
+    pub witness: Witness,
 }
 
 /// The sizes of an overlay, from which every place in it follows.
@@ -173,7 +271,12 @@ impl Header {
         put(8, &VERSION.to_le_bytes());
         put(12, &(CHECKED_LEN as u32 + 4).to_le_bytes());
         put(16, &self.sequence.to_le_bytes());
-        put(24, &(if self.committing { COMMITTING } else { 0 }).to_le_bytes());
+        let is_witnessed = self.witness != Witness::EMPTY;
+        let flags = if self.committing { COMMITTING } else { 0 } | if is_witnessed { WITNESSED } else { 0 };
+        put(24, &flags.to_le_bytes());
+        if is_witnessed {
+            put(WITNESS_AT, &self.witness.encode());
+        }
         put(32, &self.origin.size.0.to_le_bytes());
         put(40, &self.origin.hash);
         put(56, &self.layout.size.0.to_le_bytes());
@@ -207,7 +310,7 @@ impl Header {
             Layout::new(Bytes(word(56)), Some(Bytes(half(64).into()))).map_err(HeaderError::Nonsense)?;
         let places = [word(72), word(80), word(88), word(96)];
         if places != [TABLE_AT, layout.table_len(), layout.data_at().0, layout.tally_at().0]
-            || word(24) & !COMMITTING != 0
+            || word(24) & !(COMMITTING | WITNESSED) != 0
         {
             return Err(HeaderError::Nonsense("places and flags are not those of version 1"));
         }
@@ -215,7 +318,12 @@ impl Header {
         hash.copy_from_slice(&bytes[40..56]);
         boot.copy_from_slice(&bytes[104..120]);
         let origin = Identity { size: Bytes(word(32)), hash };
-        Ok(Header { sequence: word(16), origin, boot, layout, committing: word(24) & COMMITTING != 0 })
+        let witness = match word(24) & WITNESSED {
+            0 => Witness::EMPTY,
+            _ => Witness::decode(&bytes[WITNESS_AT..])?,
+        };
+        let committing = word(24) & COMMITTING != 0;
+        Ok(Header { sequence: word(16), origin, boot, layout, committing, witness })
     }
 
     /// The header of a file that begins with `bytes`, both copies: the newer of those that are sound.
@@ -239,7 +347,7 @@ mod tests {
     fn header() -> Header {
         let layout = Layout::new(Bytes::gib(3), None).unwrap();
         let origin = Identity::new(Bytes::gib(2), [1, 2, 3].into_iter());
-        Header { sequence: 7, origin, boot: [9; 16], layout, committing: false }
+        Header { sequence: 7, origin, boot: [9; 16], layout, committing: false, witness: Witness::EMPTY }
     }
 
     #[test]
@@ -248,6 +356,11 @@ mod tests {
         assert_eq!(Header::read(&bytes).unwrap().sequence, 8);
         let committing = Header { committing: true, ..header() };
         assert_eq!(Header::read(&committing.encode()), Ok(committing));
+        let witnessed = Header { witness: Witness::new([(0, 7), (8192, 9)]), ..committing };
+        assert_eq!(Header::read(&witnessed.encode()), Ok(witnessed));
+        let mut torn = witnessed.encode();
+        torn[WITNESS_AT + 20] ^= 1;
+        assert_eq!(Header::read(&torn), Err(HeaderError::Damaged));
         bytes[HEADER_LEN + 60] ^= 1;
         assert_eq!(Header::read(&bytes), Ok(header()));
         bytes[0] ^= 1;
@@ -258,7 +371,7 @@ mod tests {
 
     #[test]
     fn a_sound_checksum_over_nonsense_is_refused() {
-        for (at, value) in [(8, 2u8), (24, 2), (24, 3), (64, 1), (73, 1), (90, 9), (63, 0xff)] {
+        for (at, value) in [(8, 2u8), (24, 4), (24, 8), (64, 1), (73, 1), (90, 9), (63, 0xff)] {
             let mut bytes = header().encode();
             bytes[at] = value;
             let crc = crc32fast::hash(&bytes[..CHECKED_LEN]);
@@ -281,6 +394,21 @@ mod tests {
         {
             assert!(Layout::new(Bytes(size), Some(Bytes(chunk))).is_err(), "{size} {chunk}");
         }
+    }
+
+    #[test]
+    fn what_the_overlay_holds_is_no_witness() {
+        let mib = 1 << 20;
+        let held = [(0, 4096), (8192, 65536), (mib - 4096, mib)];
+        let places = Witness::places(Bytes(mib), held);
+        assert_eq!((places.len(), places[0], places[63]), (64, 4096, mib - 8192));
+        assert!(places.windows(2).all(|pair| pair[0] < pair[1]), "{places:?}");
+        let is_held = |at: &u64| held.iter().any(|(start, end)| at + 4096 > *start && at < end);
+        assert!(!places.iter().any(is_held), "{places:?}");
+        assert_eq!(Witness::places(Bytes(9000), []), [0, 4096]);
+        assert_eq!(Witness::places(Bytes(9000), [(0, 12288)]), []);
+        assert_eq!(Witness::places(Bytes(9000), [(0, 4096)]), [4096]);
+        assert_eq!(Witness::places(Bytes(512), []), []);
     }
 
     #[test]
