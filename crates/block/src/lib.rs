@@ -20,8 +20,8 @@ mod zone;
 
 pub use extent::Extent;
 pub use limits::{
-    Features, Field, LimitOverrides, LimitsError, Misaligned, ParseLimitsError, QueueLimits,
-    SEG_BOUNDARY_MASK, UNLIMITED_BYTES, UNLIMITED_SECTORS, Unit,
+    Attribute, Features, Field, LimitOverrides, LimitsError, Misaligned, ParseLimitsError, QueueLimits,
+    SEG_BOUNDARY_MASK, Scale, UNLIMITED_BYTES, UNLIMITED_SECTORS, Unit,
 };
 pub use op::{Flags, Op};
 pub use profile::{Abilities, Fact, Profile};

@@ -6,12 +6,13 @@
 //! [`QueueLimits::stacking`] and takes in one child after the other with [`stack`](QueueLimits::stack).
 //!
 //! Source of every rule: `blk_validate_limits`, `blk_set_stacking_limits` and `blk_stack_limits` in the
-//! kernel's block/blk-settings.c. Left out, because nothing in user space has them: `dma_pad_mask`, write
-//! streams, the integrity profile with its segments, and the cached `max_fast_segment_size`.
+//! kernel's block/blk-settings.c. Nothing in user space has `dma_pad_mask`, write streams, or an integrity profile with
+//! its segments: they are listed, as 0, and cannot be set. The cached `max_fast_segment_size` is left out.
 
 mod fields;
 mod parse;
 mod stack;
+mod sysfs;
 mod validate;
 
 #[cfg(test)]
@@ -20,6 +21,7 @@ mod tests;
 pub use fields::{Field, Unit};
 pub use parse::{LimitOverrides, ParseLimitsError};
 pub use stack::Misaligned;
+pub use sysfs::{Attribute, Scale};
 pub use validate::LimitsError;
 
 use crate::{Bytes, Sectors};
@@ -58,6 +60,11 @@ impl Features {
     pub const ATOMIC_WRITES: Features = Features(1 << 14);
     /// It is a RAID for which less than a stripe is dear.
     pub const RAID_PARTIAL_STRIPES_EXPENSIVE: Features = Features(1 << 15);
+
+    /// As the kernel numbers them.
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
 
     /// Both sets together.
     #[must_use]

@@ -42,6 +42,8 @@ pub(crate) enum Command {
     Resize(ResizeArgs),
     /// Change how a device is served while it is
     Set(SetArgs),
+    /// Show the queue limits of a device, or change them while it is served
+    Limits(LimitsArgs),
     /// Write an overlay down into what it stands over
     Commit(CommitArgs),
     /// Hold back a device's requests until it is resumed
@@ -199,7 +201,7 @@ pub(crate) struct ServeArgs {
     /// A layer above the stack, such as split,max_sectors=255; several are stacked upwards
     #[arg(long = "layer", value_name = "KIND,KEY=VALUE...")]
     pub(crate) layers: Vec<String>,
-    /// Queue limits for the device, under the kernel's names
+    /// Queue limits for the device, under the kernel's names: see `blockyard limits`
     #[arg(long, value_name = "KEY=VALUE,...")]
     pub(crate) limits: Option<String>,
     /// Requests in flight on each hardware queue, at most
@@ -393,6 +395,29 @@ pub(crate) struct ResizeArgs {
     /// Let it become smaller: what lies behind the new end is lost
     #[arg(long)]
     pub(crate) shrink: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Names are those of the kernel's struct queue_limits (max_sectors=255) or of /sys/block/NAME/queue, in the units of
+either (max_sectors_kb=127). Nothing can be promised beyond what stands below; max_sectors comes to max_hw_sectors at
+most, and 0 takes it back. Requests that are under way end first; those that come meanwhile wait. A kernel that has the
+device is told what it has files for; whatever else is too large is cut here.
+
+  blockyard limits disk
+  blockyard limits disk max_sectors=255 max_segments=128
+  blockyard limits disk --reset")]
+pub(crate) struct LimitsArgs {
+    /// The device
+    pub(crate) name: String,
+    /// Limits to set
+    #[arg(value_name = "LIMIT=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// Take back what was set before
+    #[arg(long)]
+    pub(crate) reset: bool,
+    #[command(flatten)]
+    pub(crate) output: Output,
 }
 
 #[derive(Args, Debug)]

@@ -18,6 +18,7 @@ mod choice;
 mod del;
 mod dmsetup;
 mod failure;
+mod limits;
 mod listing;
 mod log;
 mod losetup;
@@ -69,6 +70,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Resize(args) => change::resize(&args),
         Command::Commit(args) => change::commit(&args),
         Command::Set(args) => change::set(&args),
+        Command::Limits(args) => limits::limits(&args),
         Command::Suspend(args) => change::suspend(&args),
         Command::Resume(args) => change::resume(&args),
         Command::Table(args) => table::table(&args),

@@ -10,6 +10,7 @@
 
 use crate::device::{Device, DeviceError, Form};
 use crate::host::{Host, HostError};
+use crate::limits::LimitsRefusal;
 use crate::reactor::Step;
 use crate::spec::{Bytes, Direct, LayerSpec, StackSpec};
 use crate::tables;
@@ -41,6 +42,13 @@ pub enum Change {
         size: Option<u64>,
         /// It may become smaller.
         shrink: bool,
+    },
+    /// Other queue limits.
+    Limits {
+        /// Those to set, as `key=value,…`.
+        set: String,
+        /// Those that were set before go.
+        reset: bool,
     },
     /// Write the overlay down into what it stands over.
     Commit,
@@ -104,6 +112,9 @@ pub enum ChangeError {
     /// It would change for some of its users only.
     #[error("the kernel reads and writes its file past us, and would go on (show it without passthrough)")]
     PassedBy,
+    /// Its limits.
+    #[error(transparent)]
+    Limits(#[from] LimitsRefusal),
     /// Its trace.
     #[error(transparent)]
     Trace(#[from] TraceError),
@@ -163,6 +174,7 @@ impl Host {
             Change::Suspend { flush } => self.suspend(&device, flush).await,
             Change::Trace(change) => Ok(Host::change_trace(&device, &change).map_err(ChangeError::from)?),
             Change::Leave => self.leave_device(name).await,
+            Change::Limits { set, reset } => self.change_limits(&device, &set, reset).await,
             Change::Commit => self.commit(&device).await,
             Change::Resume => self.resume_with_loaded(&device).await,
         }

@@ -4,6 +4,7 @@
 //! device gets nodes of its own from [`Device::mount`].
 
 use crate::dial::DialError;
+use crate::limits::Told;
 use crate::reactor::Nudge;
 use crate::spec::{DeviceName, Format, LayerSpec, StackSpec};
 use crate::trace::Session;
@@ -155,6 +156,8 @@ pub struct Device {
     opened: Instant,
     /// Who listens to its queues; none: nobody.
     trace: Mutex<Option<Arc<Session>>>,
+    /// What its hosts were told of limits that changed.
+    pub(crate) told: Mutex<Told>,
 }
 
 impl Device {
@@ -179,6 +182,7 @@ impl Device {
             past: Mutex::default(),
             opened: Instant::now(),
             trace: Mutex::default(),
+            told: Mutex::default(),
         })
     }
 

@@ -11,6 +11,7 @@ pub mod device;
 mod dial;
 pub mod fuse;
 pub mod host;
+pub mod limits;
 pub mod listen;
 pub mod loop_device;
 pub mod nbd;

@@ -4,6 +4,7 @@ use crate::change::Change;
 use crate::control::{BoxFuture, ControlError, Counted, DeviceInfo, QueueInfo, Yard};
 use crate::device::Device;
 use crate::host::{Host, HostError};
+use crate::limits;
 use crate::spec::StackSpec;
 use crate::tables::{self, TableAnswer, TableCall};
 use crate::trace::TraceOptions;
@@ -113,7 +114,7 @@ impl Host {
             logical_block_size: device.limits().logical_block_size.0 as u32,
             read_only: device.read_only(),
             limits: device.limits().values().map(|(field, value)| (field.name.to_owned(), value)).collect(),
-            exports: self.exports(device),
+            exports: limits::with_told(device, self.exports(device)),
             backend: facts(device),
             queues: queues.collect(),
             pid: std::process::id(),

@@ -121,9 +121,11 @@ impl Fronts {
     }
 
     /// The device behind this queue changed while its queue was frozen: what may be counted on, and its size.
-    /// Front-ends whose clients cannot ask for more than the kernel knows of need not be told.
+    /// Of the size, front-ends whose clients cannot ask for more than the kernel knows of need not be told.
     pub fn refit_lane(&mut self, queue: QueueId, facts: nbd::DeviceFacts, size: Bytes) {
         self.nbd.refit_lane(queue, facts, size);
+        self.ublk.refit_lane(queue, facts.lends);
+        self.fuse.refit_lane(queue, facts.lends);
     }
 
     /// See [`Front::drop_lane`].

@@ -16,7 +16,7 @@ mod shared;
 mod tests;
 
 use crate::pieces::{Piece, Pieces};
-use block::{Cookie, Op, QueueLimits, Request, Status};
+use block::{Cookie, Data, Flags, Op, QueueLimits, Request, Status};
 use cuts::Cuts;
 use queue::{Cx, Node, NodeId, Ring, Verdict};
 
@@ -45,6 +45,9 @@ impl Split {
     /// few instructions.
     #[inline(never)]
     fn cut<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
+        if is_to_be_lent(req) {
+            return Verdict::Down(self.child);
+        }
         let whole = head(&self.cuts, req, cx);
         if whole == req.len.0 {
             return Verdict::Down(self.child);
@@ -80,6 +83,12 @@ fn head<R: Ring>(cuts: &Cuts, req: &Request, cx: &Cx<'_, R>) -> u64 {
         Op::ReportZones | Op::ZoneReset | Op::ZoneResetAll => req.len.0,
         Op::ZoneOpen | Op::ZoneClose | Op::ZoneFinish => req.len.0,
     }
+}
+
+/// A read that came without memory, when nothing stood here yet and what is below lends its own: it came before the
+/// limits, and goes past them.
+fn is_to_be_lent(req: &Request) -> bool {
+    req.flags.has(Flags::MAY_LEND) && matches!(req.data, Data::One(segment) if segment.len == 0)
 }
 
 impl<R: Ring> Node<R> for Split {

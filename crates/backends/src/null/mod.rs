@@ -302,8 +302,9 @@ impl Backend for Null {
             None => crate::memory_limits(),
         };
         limits.logical_block_size = knobs.blocksize;
-        limits.physical_block_size = limits.physical_block_size.max(knobs.blocksize);
-        limits.io_min = limits.io_min.max(knobs.blocksize);
+        // As null_blk's: it has no medium that would write larger ones.
+        limits.physical_block_size = knobs.blocksize;
+        limits.io_min = knobs.blocksize;
         if let Some(sectors) = knobs.max_sectors {
             limits.max_hw_sectors = sectors;
         }

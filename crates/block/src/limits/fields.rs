@@ -1,6 +1,6 @@
 //! The one table of limits that are numbers: listings, the parser and its messages come from it.
 
-use super::QueueLimits;
+use super::{Features, QueueLimits};
 use crate::{Bytes, Sectors};
 use std::fmt;
 
@@ -29,8 +29,28 @@ pub struct Field {
     /// The largest value that the kernel's type holds.
     pub(super) max: u64,
     get: fn(&QueueLimits) -> u64,
-    /// `None` for what `validate` computes and no wish of the user stands for.
+    /// `None` for what `validate` computes and no wish of the user stands for, and for what nothing here has.
     pub(super) set: Option<Set>,
+}
+
+impl Field {
+    /// Why nobody can set it; `None`: it can be set.
+    pub fn why_fixed(&self) -> Option<&'static str> {
+        if self.set.is_some() {
+            return None;
+        }
+        Some(match self.name {
+            "features" | "flags" => "it says what stands below",
+            "max_zone_append_sectors" => "it is computed (set max_hw_zone_append_sectors)",
+            "atomic_write_max_sectors" => "it is computed (set atomic_write_hw_max)",
+            "atomic_write_boundary_sectors" => "it is computed (set atomic_write_hw_boundary)",
+            "atomic_write_unit_min" => "it is computed (set atomic_write_hw_unit_min)",
+            "atomic_write_unit_max" => "it is computed (set atomic_write_hw_unit_max)",
+            "dma_pad_mask" => "nothing here pads memory",
+            "max_integrity_segments" => "nothing here has integrity data",
+            _ => "nothing here has write streams",
+        })
+    }
 }
 
 impl fmt::Debug for Field {
@@ -101,9 +121,41 @@ macro_rules! wish {
     };
 }
 
+/// A row of what the kernel's structure has and no device of ours.
+macro_rules! nothing {
+    ($name:literal, $unit:ident) => {
+        Field { name: $name, unit: Unit::$unit, max: 0, get: |_| 0, set: None }
+    };
+}
+
 impl QueueLimits {
     /// All limits that are numbers, in the order of the structure.
-    pub const FIELDS: [Field; 39] = [
+    pub const FIELDS: [Field; 46] = [
+        Field {
+            name: "features",
+            unit: Unit::Mask,
+            max: u32::MAX as u64,
+            get: |limits| limits.features.bits().into(),
+            set: None,
+        },
+        Field {
+            name: "flags",
+            unit: Unit::Mask,
+            max: u32::MAX as u64,
+            // `BLK_FLAG_MISALIGNED`.
+            get: |limits| u64::from(limits.misaligned) << 1,
+            set: None,
+        },
+        Field {
+            name: "rotational",
+            unit: Unit::Count,
+            max: 1,
+            get: |limits| limits.features.has(Features::ROTATIONAL).into(),
+            set: Some(|limits, value| {
+                let others = limits.features.without(Features::ROTATIONAL);
+                limits.features = if value == 0 { others } else { others.with(Features::ROTATIONAL) };
+            }),
+        },
         field!(logical_block_size, Bytes),
         field!(physical_block_size, Bytes),
         field!(io_min, Bytes),
@@ -126,7 +178,17 @@ impl QueueLimits {
         field!(discard_alignment, Bytes),
         field!(max_discard_segments, u16),
         field!(max_secure_erase_sectors, Sectors),
-        field!(max_write_zeroes_sectors, Sectors),
+        row!(
+            max_write_zeroes_sectors,
+            Sectors,
+            Some(|limits, value| {
+                limits.max_write_zeroes_sectors = Sectors(value);
+                // Where writes of zeroes deallocate, all of them do.
+                if limits.max_hw_wzeroes_unmap_sectors.0 != 0 {
+                    limits.max_hw_wzeroes_unmap_sectors = Sectors(value);
+                }
+            })
+        ),
         field!(max_hw_wzeroes_unmap_sectors, Sectors),
         field!(max_user_wzeroes_unmap_sectors, Sectors),
         wish!(max_wzeroes_unmap_sectors, max_user_wzeroes_unmap_sectors),
@@ -143,6 +205,10 @@ impl QueueLimits {
         row!(atomic_write_boundary_sectors, Sectors, None),
         row!(atomic_write_unit_min, Bytes, None),
         row!(atomic_write_unit_max, Bytes, None),
+        nothing!("dma_pad_mask", Mask),
+        nothing!("max_integrity_segments", Count),
+        nothing!("max_write_streams", Count),
+        nothing!("write_stream_granularity", Bytes),
     ];
 
     /// The limits that are numbers, by name, for listings.

@@ -506,7 +506,80 @@ fn an_unknown_limit_is_refused_with_those_there_are() {
     for part in ["max_sector\"", "max_sectors,", "chunk_sectors", "atomic_write_hw_unit_max"] {
         assert!(error.contains(part), "{part} in {error}");
     }
-    assert!(set("atomic_write_max_sectors=8").is_err(), "computed");
+    for (text, part) in [
+        ("atomic_write_max_sectors=8", "set atomic_write_hw_max"),
+        ("zone_append_max_bytes=4096", "zone_append_max_bytes is read-only"),
+        ("features=3", "read-only"),
+        ("write_cache=0", "read-only: a flush that is not passed on"),
+        ("max_integrity_segments=1", "integrity"),
+        ("write_stream_granularity=4096", "write streams"),
+    ] {
+        let error = set(text).expect_err(text);
+        assert!(error.contains(part), "{text}: {error}");
+    }
+}
+
+#[test]
+fn a_user_sets_limits_by_the_names_and_units_of_sysfs() {
+    let limits = set("max_sectors_kb=127,max_segments=128,minimum_io_size=8K,rotational=1").expect("ok");
+    assert_eq!((limits.max_sectors.0, limits.max_segments, limits.io_min.0), (254, 128, 8192));
+    assert!(limits.features.has(Features::ROTATIONAL));
+    assert_eq!(
+        set("max_hw_discard_sectors=1G,discard_max_bytes=64K").expect("ok").max_discard_sectors.0,
+        128
+    );
+    assert_eq!(set("max_sectors_kb=1M").expect("ok").max_sectors.0, 2048);
+    assert!(set("max_sectors_kb=127,max_sectors=255").expect_err("twice").contains("twice"));
+    for attribute in crate::Attribute::ALL {
+        assert_eq!(attribute.shown(8) == 8, attribute.scale == crate::Scale::Same, "{}", attribute.name);
+        attribute.field();
+    }
+}
+
+/// As in `queue_max_sectors_store` and `blk_validate_limits` since Linux 6.9.
+#[test]
+fn a_max_sectors_above_what_the_device_takes_comes_to_that_and_0_to_the_default() {
+    assert_eq!(set("max_sectors=8192").expect("capped").max_sectors.0, 4096);
+    assert_eq!(set("max_hw_sectors=65536,max_sectors=0").expect("the default").max_sectors.0, 8192);
+}
+
+#[test]
+fn what_is_set_later_takes_the_place_of_what_was_set_before() {
+    let parse = |text: &str| text.parse::<LimitOverrides>().expect(text);
+    let both = parse("max_sectors=255,max_segments=128").then(&parse("io_min=8K,max_sectors_kb=64"));
+    assert_eq!(both.to_string(), "max_segments=128,io_min=8192,max_sectors=128");
+    assert_eq!(both.names().collect::<Vec<_>>(), ["max_segments", "io_min", "max_sectors"]);
+}
+
+#[test]
+fn nothing_is_promised_beyond_what_stands_below() {
+    let below = valid(|l| {
+        l.max_hw_sectors = Sectors(4096);
+        l.logical_block_size = Bytes(4096);
+        l.virt_boundary_mask = 4095;
+        l.chunk_sectors = Sectors(64);
+    });
+    let over = |text: &str| {
+        let mut limits = below.clone();
+        text.parse::<LimitOverrides>().expect(text).apply_over(&mut limits).map(|()| limits)
+    };
+    for refused in [
+        "max_hw_sectors=8192",
+        "max_segments=129",
+        "logical_block_size=512",
+        "virt_boundary_mask=511",
+        "chunk_sectors=48",
+        "chunk_sectors=0",
+        "max_write_zeroes_sectors=8",
+        "max_hw_discard_sectors=8",
+        "atomic_write_hw_max=4096",
+    ] {
+        let error = over(refused).expect_err(refused).to_string();
+        assert!(error.contains("stands below"), "{refused}: {error}");
+    }
+    for taken in ["max_hw_sectors=255", "max_segments=1", "chunk_sectors=16", "virt_boundary_mask=8191"] {
+        over(taken).expect(taken);
+    }
 }
 
 #[test]
@@ -521,7 +594,6 @@ fn what_is_not_a_limit_is_refused_with_its_reason() {
         ("seg_boundary_mask=0xzz", "mask"),
         ("max_segment_size=-1", "size"),
         ("max_sectors=4", "at least 8 sectors"),
-        ("max_sectors=8192", "max_hw_sectors"),
     ] {
         let error = set(text).expect_err(text);
         assert!(error.contains(part), "{text}: {error}");

@@ -35,10 +35,10 @@ use crate::device::{Device, DeviceError, Form};
 use crate::dial::Remote;
 use crate::reactor::Nudge;
 use backends::{Fact, File, Null, OpenError};
-use block::{Bytes, LimitsError, Profile, Region};
+use block::{Bytes, LimitOverrides, LimitsError, Profile, Region};
 use exports::nbd::DeviceFacts;
-use layers::Layer;
 use layers::cow::Index;
+use layers::{Layer, SplitLayer};
 use partition::Selector;
 use queue::{DEPTH_MAX, FileId, NodeId, Stack};
 use ring::{ForeignMemory, KernelRing};
@@ -232,6 +232,24 @@ impl Tree {
             },
             (Extent::Below, Element::Device(..)) => SizeOf::Other,
         }
+    }
+
+    /// What stands below its uppermost layer, if that stands on one thing.
+    pub(crate) fn beneath(&self) -> Option<&Tree> {
+        match &self.element {
+            Element::Layer(_, below) if below.len() == 1 => below.first(),
+            _ => None,
+        }
+    }
+
+    /// The same tree held to queue limits.
+    ///
+    /// # Errors
+    /// What contradicts itself or what stands below, and one layer too many.
+    pub(crate) fn held_to(&self, wanted: LimitOverrides) -> Result<Tree, DeviceError> {
+        let tree = Tree::over(Arc::new(SplitLayer::new(wanted)), vec![self.clone()])?;
+        tree.check_height()?;
+        Ok(tree)
     }
 
     /// What the whole is to whoever uses it.

@@ -113,6 +113,13 @@ impl Front {
         self.lanes[index] = Some(Lane { pdus: vec![Pdu::VACANT; depth.into()].into(), lends });
     }
 
+    /// The device behind this queue changed: whether it lends memory now.
+    pub fn refit_lane(&mut self, queue: QueueId, lends: bool) {
+        if let Some(Some(lane)) = self.lanes.get_mut(usize::from(queue.0)) {
+            lane.lends = lends;
+        }
+    }
+
     /// Whether that was done already.
     pub fn has_lane(&self, queue: QueueId) -> bool {
         self.lanes.get(usize::from(queue.0)).is_some_and(Option::is_some)

@@ -440,6 +440,11 @@ impl Lane {
         self.submit(tag, Data::One(Segment { offset, len, region: memory.region }), ring, queues);
     }
 
+    /// Whether reads may be answered by memory of the stack's own, from now on.
+    pub(super) fn lend(&mut self, lends: bool) {
+        self.config.lends = lends;
+    }
+
     /// Give a request the memory that it needs.
     fn provide<D: Driver>(&mut self, tag: u16, ring: &mut D, queues: &mut Queues<D>, waiting: &mut Waiting) {
         let slot = &mut self.slots[usize::from(tag)];

@@ -127,6 +127,13 @@ impl Front {
         Ok(())
     }
 
+    /// The device behind this queue changed: whether it lends memory now.
+    pub fn refit_lane(&mut self, queue: QueueId, lends: bool) {
+        if let Some(Some(lane)) = self.lanes.get_mut(usize::from(queue.0)) {
+            lane.lend(lends);
+        }
+    }
+
     /// A command, or a copy, for one of our tags has ended.
     #[inline]
     pub fn ended<D: Driver>(&mut self, token: Token, result: i64, ring: &mut D, queues: &mut Queues<D>) {

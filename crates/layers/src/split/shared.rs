@@ -1,8 +1,7 @@
 //! The shared part of `split`: limits to be set over those of what stands below.
 
-use crate::layer::stacked;
 use crate::{Layer, Split};
-use block::{LimitOverrides, LimitsError, Profile, Sectors};
+use block::{LimitOverrides, LimitsError, Profile};
 use queue::{Node, NodeId, Ring};
 
 /// Holds a device to limits of the user's choice.
@@ -12,7 +11,7 @@ pub struct SplitLayer {
 }
 
 impl SplitLayer {
-    /// With these set; every other limit is that of the child.
+    /// With these set; every other limit is that of the child. None may be beyond that.
     pub fn new(wanted: LimitOverrides) -> SplitLayer {
         SplitLayer { wanted }
     }
@@ -25,8 +24,9 @@ impl<R: Ring> Layer<R> for SplitLayer {
 
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
         let below = &below[0];
-        let mut limits = stacked(&below.limits, Sectors(0));
-        self.wanted.apply(&mut limits)?;
+        // It is the same device's queue, and no device of its own over another.
+        let mut limits = below.limits.clone();
+        self.wanted.apply_over(&mut limits)?;
         // What is split fills parts of one buffer, which lent memory is not.
         Ok(Profile { limits, lends: false, bytewise: false, ..below.clone() })
     }

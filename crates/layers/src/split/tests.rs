@@ -57,6 +57,16 @@ fn blk_1_a_request_within_the_limits_goes_down_untouched() {
 }
 
 #[test]
+fn a_read_that_was_to_be_lent_memory_before_there_were_limits_is_not_cut() {
+    let mut bench = bench("max_sectors=8");
+    let mut req = sectors(Op::Read, 0, 64);
+    req.flags = Flags::MAY_LEND;
+    let (status, seen) = bench.run(req, &[]);
+    assert_eq!((status, seen.len()), (Status::Ok, 1));
+    assert_eq!((seen[0].0.len, seen[0].0.flags), (Sectors(64).bytes(), Flags::MAY_LEND));
+}
+
+#[test]
 fn blk_1_the_end_lies_on_a_physical_block_if_it_can() {
     let text = "max_sectors=255,physical_block_size=4096";
     assert_eq!(one(Op::Read, text, 2488, 500), [(2488, 248), (2736, 248), (2984, 4)]);
