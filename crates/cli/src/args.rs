@@ -1,6 +1,7 @@
 //! The one table: commands, options and what they mean. The parser, the help, the man page and the
 //! completions are all made from it.
 
+use crate::page::WebArgs;
 use clap::{ArgAction, Args, Parser, Subcommand};
 use clap_complete::Shell;
 use std::path::PathBuf;
@@ -256,6 +257,8 @@ pub(crate) struct ServeArgs {
     )]
     pub(crate) loop_device: Option<String>,
     #[command(flatten)]
+    pub(crate) page: WebArgs,
+    #[command(flatten)]
     pub(crate) absent: Absent,
     #[command(flatten)]
     pub(crate) run: RunArgs,
@@ -302,6 +305,8 @@ pub(crate) struct UpArgs {
     /// The topology file (TOML)
     #[arg(value_name = "TOPOLOGY.toml")]
     pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) page: WebArgs,
     #[command(flatten)]
     pub(crate) run: RunArgs,
 }

@@ -23,6 +23,7 @@ mod listing;
 mod log;
 mod losetup;
 mod made;
+mod page;
 mod pages;
 mod plan;
 mod progress;

@@ -45,7 +45,8 @@ pub(crate) fn recover(args: &RecoverArgs) -> Result<ExitCode, Failure> {
     std::env::set_current_dir(&record.folder).map_err(|why| fail(&why))?;
     let topology = topology_of(&record)?;
     let made = Made::by_record(&record, args.run.watched);
-    serving::start("recover", topology, args.run, false, Vec::new(), made)
+    let page = page_of(&record);
+    serving::start("recover", topology, args.run, false, Vec::new(), page, made)
 }
 
 /// The record of a device that waits for a server, or why there is none.
@@ -111,6 +112,16 @@ fn serve_args(words: &[String]) -> Result<ServeArgs, String> {
         Ok(_) => Err("the words that made it serve nothing (del it)".to_owned()),
         Err(why) => Err(format!("this version does not take the words that made it: {why}")),
     }
+}
+
+/// The page that was served with it, if it still can be: a device that waits does not wait for that.
+fn page_of(record: &Record) -> Option<web::Listening> {
+    let Words::Line(words) = &record.words else { return None };
+    let page = serve_args(words).ok()?.page.listen("recover");
+    page.unwrap_or_else(|why| {
+        why.report();
+        None
+    })
 }
 
 fn in_background(what: &str, record: &Record, supervised: bool) -> Result<ExitCode, Failure> {

@@ -5,6 +5,7 @@ use crate::listing::devices;
 use engine::change::Change;
 use engine::control::{BoxFuture, ControlError, Counted, DeviceInfo, Yard};
 use engine::cycle;
+use engine::glance::Glance;
 use engine::host::Host;
 use engine::rundir::{NameClaim, RunDir};
 use engine::spec::DeviceName;
@@ -164,6 +165,10 @@ impl Yard for Served {
 
     fn trace(self: Arc<Self>, name: &str, options: TraceOptions) -> Result<Receiver<Vec<u8>>, ControlError> {
         self.host.start_trace(name, options)
+    }
+
+    fn glance(self: Arc<Self>, name: &str) -> Option<Glance> {
+        Host::glance(&self.host, name)
     }
 
     fn table<'a>(

@@ -55,6 +55,8 @@ struct Serving {
     inherited: Vec<Listening>,
     /// Where those are that are served already.
     served_on: Vec<NbdAddress>,
+    /// Where a page of the devices is to be.
+    page: Option<web::Listening>,
     /// What another process needs to do the same.
     made: Made,
 }
@@ -76,7 +78,8 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode, Failure> {
             topology.exports.push(ExportSpec { kind: ExportKind::Default(options), ..first.clone() });
         }
     }
-    start(what, topology, args.run, args.name.is_none(), inherited, Made::by_line(args.run.watched))
+    let page = args.page.listen(what)?;
+    start(what, topology, args.run, args.name.is_none(), inherited, page, Made::by_line(args.run.watched))
 }
 
 pub(crate) fn up(args: &UpArgs) -> Result<ExitCode, Failure> {
@@ -89,7 +92,7 @@ pub(crate) fn up(args: &UpArgs) -> Result<ExitCode, Failure> {
         let why = "nothing is to be exported there (leave out nbd = … of an export)";
         return Err(Failure::new("up", "inherited socket", why));
     }
-    start("up", topology, args.run, false, inherited, made)
+    start("up", topology, args.run, false, inherited, args.page.listen("up")?, made)
 }
 
 pub(crate) fn start(
@@ -98,6 +101,7 @@ pub(crate) fn start(
     args: RunArgs,
     may_rename: bool,
     inherited: Vec<Listening>,
+    page: Option<web::Listening>,
     made: Made,
 ) -> Result<ExitCode, Failure> {
     let run = run_dir(what)?;
@@ -111,7 +115,7 @@ pub(crate) fn start(
     if topology.exports.iter().any(is_for_kernel) {
         attach::serve_the_kernel();
     }
-    let serving = Serving { what, run, args, may_rename, inherited, served_on: Vec::new(), made };
+    let serving = Serving { what, run, args, may_rename, inherited, served_on: Vec::new(), page, made };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(|why| Failure::new(what, "", why))?.block_on(serving.run(topology))
 }
@@ -141,7 +145,7 @@ impl Serving {
         let mut control = self.run.control_socket().map_err(|why| self.failure("", why))?;
         let claims = self.claim_names(&mut topology)?;
         let host = Host::start(&topology.host_config()).map_err(|why| self.failure("", why))?;
-        let ready = match self.bring_up(&host, &topology, &control, &claims).await {
+        let mut ready = match self.bring_up(&host, &topology, &control, &claims).await {
             Ok(ready) => ready,
             // The device stays and waits for the next attempt; with this process its rings go.
             Err(failure) if self.made.takes_over() => return Err(failure),
@@ -160,6 +164,18 @@ impl Serving {
         let remover = served.clone();
         let remover = tokio::spawn(async move { remover.remove_deferred().await });
         let chores = tokio::spawn(engine::chores::watch(host.clone()));
+        let page = self.page.take().map(|page| page.serve(served.clone(), tokio::runtime::Handle::current()));
+        let page = match page.transpose() {
+            Ok(page) => page,
+            // It is shown nowhere, and goes on.
+            Err(why) => {
+                eprintln!("blockyard: {} failed: --web: {why}", self.what);
+                None
+            }
+        };
+        if let Some(page) = &page {
+            ready += &self.ready_line("*", &ShownAt { kind: "web", address: page.url().to_owned() });
+        }
         let told = self.tell_ready(&ready, &topology);
         if told.is_ok() {
             tokio::select! {
@@ -178,6 +194,7 @@ impl Serving {
         checker.abort();
         remover.abort();
         chores.abort();
+        drop(page);
         let ended = self.drain(&host, &served, &control, &mut signals).await;
         drop(stop);
         // Whoever has not taken an answer by now does not want it.

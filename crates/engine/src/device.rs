@@ -4,6 +4,7 @@
 //! device gets nodes of its own from [`Device::mount`].
 
 use crate::dial::DialError;
+use crate::glance::Lanes;
 use crate::limits::Told;
 use crate::reactor::Nudge;
 use crate::spec::{DeviceName, Format, LayerSpec, StackSpec};
@@ -22,7 +23,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 /// A page of the page cache, in bytes.
@@ -158,6 +159,8 @@ pub struct Device {
     trace: Mutex<Option<Arc<Session>>>,
     /// What its hosts were told of limits that changed.
     pub(crate) told: Mutex<Told>,
+    /// Who looks at where its requests go; gone: nobody.
+    glance: Mutex<Weak<Lanes>>,
 }
 
 impl Device {
@@ -183,6 +186,7 @@ impl Device {
             opened: Instant::now(),
             trace: Mutex::default(),
             told: Mutex::default(),
+            glance: Mutex::default(),
         })
     }
 
@@ -386,6 +390,15 @@ impl Device {
 
     fn lock_trace(&self) -> std::sync::MutexGuard<'_, Option<Arc<Session>>> {
         self.trace.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Who looks at where its requests go.
+    pub(crate) fn glance(&self) -> Option<Arc<Lanes>> {
+        self.glance.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
+    }
+
+    pub(crate) fn set_glance(&self, lanes: Weak<Lanes>) {
+        *self.glance.lock().unwrap_or_else(PoisonError::into_inner) = lanes;
     }
 
     /// Its nodes by number: how far down each is, from 0, and its name.

@@ -10,6 +10,7 @@ pub mod cycle;
 pub mod device;
 mod dial;
 pub mod fuse;
+pub mod glance;
 pub mod host;
 pub mod limits;
 pub mod listen;

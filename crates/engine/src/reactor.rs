@@ -388,14 +388,20 @@ impl State {
         Ok(self.hosted.len() - 1)
     }
 
-    /// Have a queue listened to by whoever traces its device, or by nobody.
+    /// Have a queue listened to by whoever traces its device and whoever looks at it, or by nobody.
     fn listen(&mut self, position: usize) {
         let Hosted { device, lane, .. } = &self.hosted[position];
-        let probe = device.trace().and_then(|session| {
+        let tracer = device.trace().and_then(|session| {
             let tid = gettid().as_raw_nonzero().get();
-            let tracer = session.tracer(self.number, tid, lane.queue, lane.depth, device.places())?;
-            Some(Box::new(tracer) as Box<dyn queue::Probe>)
+            session.tracer(self.number, tid, lane.queue, lane.depth, device.places())
         });
+        let sampler = device.glance().and_then(|lanes| lanes.sampler(self.number));
+        let probe: Option<Box<dyn queue::Probe>> = match (tracer, sampler) {
+            (None, None) => None,
+            (Some(tracer), None) => Some(Box::new(tracer)),
+            (None, Some(sampler)) => Some(Box::new(sampler)),
+            (Some(tracer), Some(sampler)) => Some(Box::new(trace::Both(tracer, sampler))),
+        };
         self.queues.get_mut(lane.queue).set_probe(probe);
     }
 

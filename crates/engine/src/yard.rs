@@ -3,6 +3,7 @@
 use crate::change::Change;
 use crate::control::{BoxFuture, ControlError, Counted, DeviceInfo, QueueInfo, Yard};
 use crate::device::Device;
+use crate::glance::Glance;
 use crate::host::{Host, HostError};
 use crate::limits;
 use crate::spec::StackSpec;
@@ -46,6 +47,10 @@ impl Yard for Host {
 
     fn trace(self: Arc<Self>, name: &str, options: TraceOptions) -> Result<Receiver<Vec<u8>>, ControlError> {
         self.start_trace(name, options)
+    }
+
+    fn glance(self: Arc<Self>, name: &str) -> Option<Glance> {
+        Host::glance(&self, name)
     }
 
     fn table<'a>(

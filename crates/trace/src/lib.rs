@@ -16,10 +16,12 @@ mod filter;
 mod lane;
 pub mod lines;
 mod record;
+mod sampler;
 mod tracer;
 pub mod wire;
 
 pub use filter::{Filter, FilterError, FilterText};
 pub use lane::Lane;
 pub use record::{Kind, Record};
+pub use sampler::{Both, Sampler};
 pub use tracer::{Place, Tracer, TracerConfig};

@@ -26,6 +26,7 @@ pub use server::serve;
 pub use stats::{DeviceStats, Latency, LayerStats, OpStats, QueueFields};
 
 use crate::change::Change;
+use crate::glance::Glance;
 use crate::tables::{TableAnswer, TableCall};
 use crate::trace::TraceOptions;
 use serde::{Deserialize, Serialize};
@@ -148,6 +149,11 @@ pub enum ControlError {
     },
 }
 
+/// All that Prometheus asks for, as the control socket says it, and its content type.
+pub fn metrics(yard: Arc<dyn Yard>) -> (&'static str, String) {
+    (metrics::CONTENT_TYPE, metrics::text(yard))
+}
+
 /// A future that may move between threads.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
@@ -181,6 +187,12 @@ pub trait Yard: Send + Sync + 'static {
     /// # Errors
     /// It is being traced, or the options make no sense.
     fn trace(self: Arc<Self>, name: &str, options: TraceOptions) -> Result<Receiver<Vec<u8>>, ControlError>;
+
+    /// Looks at where its requests go, for a picture. `None`: there is no such device, or somebody looks already.
+    fn glance(self: Arc<Self>, name: &str) -> Option<Glance> {
+        let _ = name;
+        None
+    }
 
     /// Asks its table something, or changes it.
     ///

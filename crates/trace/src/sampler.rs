@@ -1,0 +1,89 @@
+//! A listener for pictures: one of every so many requests of one queue, told when it comes from the front-end.
+//!
+//! Runs on the queue's thread beside a [`Tracer`](crate::Tracer) or without one. How many requests it passes over is
+//! set by whoever empties the lane, so that a picture of a fast device costs no more than that of a slow one.
+
+use crate::{Kind, Lane, Record};
+use queue::{Event, Nanos, Point, Probe};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// The listener.
+pub struct Sampler {
+    lane: Arc<Lane>,
+    /// One of so many is told; 0 and 1: each.
+    every: Arc<AtomicU32>,
+    /// So many more are passed over.
+    left: u32,
+}
+
+impl Sampler {
+    /// One that writes to `lane`, which this thread alone writes to.
+    pub fn new(lane: Arc<Lane>, every: Arc<AtomicU32>) -> Sampler {
+        Sampler { lane, every, left: 0 }
+    }
+}
+
+impl Probe for Sampler {
+    fn point(&mut self, at: Nanos, point: Point) {
+        if point.event != Event::Queued {
+            return;
+        }
+        if self.left > 0 {
+            self.left -= 1;
+            return;
+        }
+        self.left = self.every.load(Relaxed).saturating_sub(1);
+        let record = Record {
+            time_ns: at.0,
+            offset: point.offset.0,
+            len: Record::length(point.len.0),
+            tag: point.tag.0,
+            kind: Kind::Queue,
+            op: point.op,
+            flags: point.flags.bits(),
+            value: 0,
+            from: 0,
+            device: 0,
+        };
+        self.lane.push(record.to_words());
+    }
+}
+
+/// Two who listen to one queue.
+pub struct Both<A, B>(pub A, pub B);
+
+impl<A: Probe, B: Probe> Probe for Both<A, B> {
+    fn point(&mut self, at: Nanos, point: Point) {
+        self.0.point(at, point);
+        self.1.point(at, point);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::{Bytes, Op, Request, Status, Tag};
+    use queue::NodeId;
+
+    #[test]
+    fn one_of_so_many_requests_is_told_and_once_each() {
+        let (lane, every) = (Arc::new(Lane::new(64)), Arc::new(AtomicU32::new(3)));
+        let mut sampler = Sampler::new(lane.clone(), every.clone());
+        let mut pass = |sector: u64| {
+            let req = Request::new(Op::Write, Bytes(sector << 9), Bytes(4096));
+            for event in [Event::Queued, Event::Issued, Event::Done { status: Status::Ok }] {
+                sampler.point(Nanos(5), Point::new(Tag(0), NodeId(0), 0, &req, event));
+            }
+        };
+        (0..7).for_each(&mut pass);
+        let mut seen = Vec::new();
+        lane.drain_records(64, |record| seen.push(record.offset >> 9));
+        assert_eq!(seen, [0, 3, 6]);
+        every.store(0, Relaxed);
+        (7..12).for_each(&mut pass);
+        seen.clear();
+        lane.drain_records(64, |record| seen.push(record.offset >> 9));
+        assert_eq!(seen, [9, 10, 11], "what it had set out to pass over is passed over");
+    }
+}

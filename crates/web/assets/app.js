@@ -1,0 +1,111 @@
+// The page: which view is shown, what the stream tells it, and the keys that work everywhere.
+
+import { refreshColours } from './canvas.js';
+import { Device } from './device.js';
+import { byId, el, put } from './dom.js';
+import { Live } from './live.js';
+import { Overview } from './overview.js';
+
+const STATES = { connecting: 'Connecting', live: 'Live', lost: 'Reconnecting', gone: 'No server' };
+const THEMES = ['', 'light', 'dark'];
+const title = document.title;
+
+let view = null;
+let hello = null;
+
+function show() {
+  const name = decodeURIComponent(location.hash.replace(/^#\/?/, ''));
+  view?.destroy();
+  view = name
+    ? new Device(name, hello?.actions ?? false, (addresses) => live.open(name, addresses))
+    : new Overview();
+  byId('main').replaceChildren(view.node);
+  byId('crumbs').replaceChildren(...(name ? [el('a', { href: '#/' }, 'Devices'), el('span', { class: 'faint' }, '/'), el('span', { 'aria-current': 'page' }, name)] : []));
+  document.title = name ? `${name} · ${title}` : title;
+  live.open(name || null);
+}
+
+function linkIs(state) {
+  byId('link').dataset.state = state;
+  put(byId('link-text'), STATES[state]);
+  const banner = byId('banner');
+  banner.hidden = state !== 'lost' && state !== 'gone';
+  put(banner, state === 'gone'
+    ? 'The server is gone: its process ended, or does not answer. This page looks for it and goes on when it is back.'
+    : 'The connection was lost. What is shown is as of then.');
+  document.body.classList.toggle('stale', !banner.hidden);
+}
+
+const live = new Live((name, data) => {
+  if (name === 'state') linkIs(data);
+  else if (name === 'hello') greet(data);
+  else if (name === 'tick') view?.tick(data);
+  else if (name === 'device') view?.device?.(data);
+  else if (name === 'addresses') view?.scatter?.(data);
+});
+
+/** Who is there: a process that was started anew may allow other things. */
+function greet(data) {
+  const changed = hello === null || hello.actions !== data.actions || hello.pid !== data.pid;
+  const first = hello === null;
+  hello = data;
+  const mode = byId('mode');
+  mode.hidden = false;
+  put(mode, data.actions ? 'Actions allowed' : 'View only');
+  mode.title = `blockyard ${data.version}, process ${data.pid} on ${data.host}`;
+  if (changed && (!first || data.actions) && view instanceof Device) show();
+}
+
+function themed(theme) {
+  document.documentElement.dataset.theme = theme;
+  try {
+    localStorage.setItem('theme', theme);
+  } catch {
+    // It is as it is until the page is closed.
+  }
+  recoloured();
+}
+
+function recoloured() {
+  refreshColours();
+  view?.draw?.();
+}
+
+function nextTheme() {
+  const now = document.documentElement.dataset.theme ?? '';
+  themed(THEMES[(THEMES.indexOf(now) + 1) % THEMES.length]);
+}
+
+function remembered() {
+  try {
+    return localStorage.getItem('theme') ?? '';
+  } catch {
+    return '';
+  }
+}
+
+document.addEventListener('keydown', (event) => {
+  const typing = event.target.closest('input, dialog');
+  if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === '?') byId('help').showModal();
+  else if (event.key === 't') nextTheme();
+  else if (event.key === 'Escape' && view instanceof Device) location.hash = '#/';
+  else if (/^[1-4]$/.test(event.key) && view instanceof Device) view.show(Number(event.key) - 1);
+  else if ((event.key === 'ArrowDown' || event.key === 'ArrowUp') && view instanceof Overview && event.target === document.body) {
+    view.step(event.key === 'ArrowDown' ? 1 : -1, event);
+  } else return;
+  event.preventDefault();
+});
+
+byId('theme').addEventListener('click', nextTheme);
+byId('keys').addEventListener('click', () => byId('help').showModal());
+byId('skip').addEventListener('click', (event) => {
+  event.preventDefault();
+  byId('main').focus();
+});
+window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', recoloured);
+window.addEventListener('hashchange', show);
+
+document.documentElement.dataset.theme = remembered();
+refreshColours();
+show();

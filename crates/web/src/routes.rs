@@ -1,0 +1,248 @@
+//! What is answered to what.
+//!
+//! ```text
+//! GET  /                        the page; with ?token= the token goes into a cookie first
+//! GET  /assets/NAME             its files
+//! GET  /events[?device=NAME[&addresses]]    what happens, as server-sent events
+//! GET  /history?device=NAME     the last minutes, as JSON
+//! GET  /devices                 all devices in short, as JSON
+//! GET  /metrics                 all of it for Prometheus, no older than a second
+//! POST /devices/NAME/actions    an action, as JSON, where that was allowed
+//! ```
+
+use crate::actions::Action;
+use crate::assets::{self, Asset};
+use crate::collect::{Latest, lock};
+use crate::guard::{self, Access, Refusal};
+use crate::token::Token;
+use crate::viewers::{Viewers, Wants, event};
+use engine::control::{ControlError, Yard};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Body, Bytes, Frame, Incoming};
+use hyper::header::{HeaderMap, HeaderName, HeaderValue};
+use hyper::http::request::Parts;
+use hyper::{Method, Request, Response, StatusCode, header};
+use serde_json::json;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::sync::mpsc::Receiver;
+
+/// The longest action.
+const BODY_MAX: usize = 4096;
+/// How long it may take to arrive.
+const BODY_TIME: Duration = Duration::from_secs(5);
+
+const HTML: &str = "text/html; charset=utf-8";
+const JSON: &str = "application/json";
+
+/// On every answer. Nothing is loaded from elsewhere, nothing stands in line, nobody frames it, nothing is kept.
+const HEADERS: [(&str, &str); 7] = [
+    (
+        "content-security-policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+         base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    ),
+    ("x-content-type-options", "nosniff"),
+    ("x-frame-options", "DENY"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("cross-origin-opener-policy", "same-origin"),
+    ("cache-control", "no-store"),
+];
+
+/// What all answers are made from.
+pub(crate) struct Pages {
+    pub(crate) yard: Arc<dyn Yard>,
+    pub(crate) control: Handle,
+    pub(crate) token: Option<Token>,
+    pub(crate) actions: bool,
+    pub(crate) port: u16,
+    pub(crate) viewers: Arc<Viewers>,
+    pub(crate) latest: Arc<Mutex<Latest>>,
+}
+
+/// The body of an answer.
+pub(crate) enum Answer {
+    Whole(Full<Bytes>),
+    /// As long as there is something to tell.
+    Stream(Receiver<Bytes>),
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match self.get_mut() {
+            Answer::Whole(whole) => Pin::new(whole).poll_frame(context),
+            Answer::Stream(stream) => {
+                stream.poll_recv(context).map(|next| next.map(|bytes| Ok(Frame::data(bytes))))
+            }
+        }
+    }
+
+    fn size_hint(&self) -> hyper::body::SizeHint {
+        match self {
+            Answer::Whole(whole) => whole.size_hint(),
+            Answer::Stream(_) => hyper::body::SizeHint::default(),
+        }
+    }
+}
+
+fn answer(status: StatusCode, kind: &'static str, body: Answer) -> Response<Answer> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    let headers: &mut HeaderMap = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    for (name, value) in HEADERS {
+        headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+    }
+    response
+}
+
+fn whole(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Response<Answer> {
+    answer(status, kind, Answer::Whole(Full::new(body.into())))
+}
+
+fn failed(status: StatusCode, why: &str) -> Response<Answer> {
+    whole(status, JSON, json!({ "error": why }).to_string())
+}
+
+fn file(asset: &'static Asset) -> Response<Answer> {
+    whole(StatusCode::OK, asset.kind, asset.text)
+}
+
+fn refused(parts: &Parts, refusal: Refusal) -> Response<Answer> {
+    // A person gets a place to put the token into.
+    if refusal == Refusal::Stranger && parts.method == Method::GET && parts.uri.path() == "/" {
+        return whole(refusal.status(), HTML, assets::ENTRY);
+    }
+    failed(refusal.status(), refusal.why())
+}
+
+impl Pages {
+    /// The answer to a request. `cut`: told when its connection is to be closed.
+    pub(crate) async fn answer(&self, request: Request<Incoming>, cut: Arc<Notify>) -> Response<Answer> {
+        let (parts, body) = request.into_parts();
+        let path = parts.uri.path();
+        match guard::admit(&parts, self.token.as_ref(), self.port) {
+            Ok(Access::Granted) => {}
+            // The token must not stay where everybody sees it.
+            Ok(Access::Introduced) if path == "/" => return self.introduce(),
+            Ok(Access::Introduced) => {}
+            // How the page looks is no secret, and the entry looks like it.
+            Err(Refusal::Stranger) if matches!(path, "/assets/style.css" | "/assets/icon.svg") => {}
+            Err(refusal) => return refused(&parts, refusal),
+        }
+        let device = path.strip_prefix("/devices/").and_then(|rest| rest.strip_suffix("/actions"));
+        match (&parts.method, device) {
+            (&Method::POST, Some(name)) => self.act(name, body).await,
+            (&Method::GET | &Method::HEAD, None) => self.show(path, &parts, cut),
+            _ => failed(StatusCode::METHOD_NOT_ALLOWED, "this cannot be done here"),
+        }
+    }
+
+    /// Into a cookie that scripts do not see and that other pages' requests do not carry.
+    fn introduce(&self) -> Response<Answer> {
+        let mut response = whole(StatusCode::SEE_OTHER, HTML, "");
+        let token = self.token.as_ref().map_or("", Token::text);
+        let name = guard::cookie_name(self.port);
+        let cookie = format!("{name}={token}; HttpOnly; SameSite=Strict; Path=/");
+        let headers = response.headers_mut();
+        if let Ok(cookie) = HeaderValue::from_str(&cookie) {
+            headers.insert(header::SET_COOKIE, cookie);
+        }
+        headers.insert(header::LOCATION, HeaderValue::from_static("/"));
+        response
+    }
+
+    fn show(&self, path: &str, parts: &Parts, cut: Arc<Notify>) -> Response<Answer> {
+        match path {
+            "/" => whole(StatusCode::OK, HTML, assets::INDEX),
+            "/events" => self.events(parts, cut),
+            "/devices" => whole(StatusCode::OK, JSON, lock(&self.latest).devices.clone()),
+            "/metrics" => {
+                let mut latest = lock(&self.latest);
+                let (kind, text) = latest.metrics.get_or_insert_with(|| {
+                    let (kind, text) = engine::control::metrics(self.yard.clone());
+                    (kind, text.into())
+                });
+                whole(StatusCode::OK, kind, text.clone())
+            }
+            "/history" => {
+                let device = guard::query(parts, "device").unwrap_or_default();
+                match lock(&self.latest).history(device) {
+                    Some(history) => whole(StatusCode::OK, JSON, history),
+                    None => failed(StatusCode::NOT_FOUND, "there is no such device"),
+                }
+            }
+            _ => match path.strip_prefix("/assets/").and_then(assets::asset) {
+                Some(asset) => file(asset),
+                None => failed(StatusCode::NOT_FOUND, "there is nothing here"),
+            },
+        }
+    }
+
+    fn events(&self, parts: &Parts, cut: Arc<Notify>) -> Response<Answer> {
+        let addresses = parts
+            .uri
+            .query()
+            .unwrap_or_default()
+            .split('&')
+            .any(|word| word.split('=').next() == Some("addresses"));
+        let wants = Wants { device: guard::query(parts, "device").map(str::to_owned), addresses };
+        let hello = json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "pid": std::process::id(),
+            "actions": self.actions,
+            "host": rustix::system::uname().nodename().to_string_lossy(),
+        });
+        let mut first = vec![event("hello", &hello.to_string())];
+        let devices = lock(&self.latest).devices.clone();
+        if let Ok(devices) = std::str::from_utf8(&devices)
+            && !devices.is_empty()
+        {
+            first.push(event("tick", devices));
+        }
+        match self.viewers.add(wants, &first, cut) {
+            Some(stream) => answer(StatusCode::OK, "text/event-stream", Answer::Stream(stream)),
+            None => failed(StatusCode::SERVICE_UNAVAILABLE, "too many watch already (close a page)"),
+        }
+    }
+
+    async fn act(&self, name: &str, body: Incoming) -> Response<Answer> {
+        if !self.actions {
+            let why = "the page only shows (serve with --web-allow actions)";
+            return failed(StatusCode::FORBIDDEN, why);
+        }
+        let body = tokio::time::timeout(BODY_TIME, Limited::new(body, BODY_MAX).collect()).await;
+        let Ok(Ok(body)) = body else {
+            return failed(StatusCode::BAD_REQUEST, "the action did not arrive whole");
+        };
+        let action: Action = match serde_json::from_slice(&body.to_bytes()) {
+            Ok(action) => action,
+            Err(why) => return failed(StatusCode::BAD_REQUEST, &format!("it is no action: {why}")),
+        };
+        match action.carry_out(name.to_owned(), self.yard.clone(), &self.control).await {
+            Ok(()) => whole(StatusCode::OK, JSON, "{}"),
+            Err(why) => {
+                let status = match why {
+                    ControlError::NotFound => StatusCode::NOT_FOUND,
+                    ControlError::Busy(_) => StatusCode::CONFLICT,
+                    ControlError::Failed(_) | ControlError::Refused { .. } => {
+                        StatusCode::UNPROCESSABLE_ENTITY
+                    }
+                };
+                failed(status, &why.to_string())
+            }
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The stack as it is drawn: each node with what it did over an interval and its share of the time that requests took.
+
+use engine::control::{DeviceInfo, DeviceStats, LayerStats};
+use serde::Serialize;
+
+/// A node.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub(crate) struct Part {
+    pub(crate) node: u8,
+    /// How far down.
+    pub(crate) depth: u8,
+    pub(crate) name: String,
+    /// As it was asked for, where that is known.
+    pub(crate) label: Option<String>,
+    pub(crate) backend: bool,
+    /// Requests a second.
+    pub(crate) ios: f64,
+    /// What each spent in it and below, in nanoseconds.
+    pub(crate) wait: f64,
+    /// What each spent in it alone.
+    pub(crate) own: f64,
+    /// Its part of the time of all nodes; they sum up to 1, or are all 0.
+    pub(crate) share: f64,
+    pub(crate) in_flight: u64,
+}
+
+/// The children of a node: those one deeper, up to the next that is no deeper.
+pub(crate) fn children(layers: &[LayerStats], at: usize) -> impl Iterator<Item = usize> + '_ {
+    let depth = layers[at].depth;
+    let below = layers[at + 1..].iter().enumerate().take_while(move |(_, layer)| layer.depth > depth);
+    below.filter(move |(_, layer)| layer.depth == depth + 1).map(move |(place, _)| at + 1 + place)
+}
+
+/// All nodes, top first.
+pub(crate) fn parts(info: &DeviceInfo, before: &DeviceStats, after: &DeviceStats) -> Vec<Part> {
+    let layers = &after.layers;
+    // After another table came to use, the nodes are others.
+    let same = before.layers.len() == layers.len()
+        && before.layers.iter().zip(layers).all(|(was, is)| was.name == is.name && was.depth == is.depth);
+    let since = |at: usize, value: fn(&LayerStats) -> u64| {
+        let was = if same { value(&before.layers[at]) } else { 0 };
+        value(&layers[at]).saturating_sub(was)
+    };
+    let seconds = (after.uptime_ns.saturating_sub(before.uptime_ns)).max(1) as f64 / 1e9;
+    let ticks: Vec<u64> = (0..layers.len()).map(|at| since(at, |layer| layer.ticks_ns)).collect();
+    // Pieces of one request wait beside each other: below a split the times may add up to more than above it.
+    let own: Vec<u64> = (0..layers.len())
+        .map(|at| ticks[at].saturating_sub(children(layers, at).map(|child| ticks[child]).sum()))
+        .collect();
+    let total: u64 = own.iter().sum();
+    let part = |(at, layer): (usize, &LayerStats)| {
+        let ios = since(at, |layer| layer.ios);
+        let each = |time_ns: u64| if ios > 0 { time_ns as f64 / ios as f64 } else { 0.0 };
+        Part {
+            node: layer.node,
+            depth: layer.depth,
+            name: layer.name.clone(),
+            label: label(info, layers, at),
+            backend: layer.backend,
+            ios: ios as f64 / seconds,
+            wait: each(ticks[at]),
+            own: each(own[at]),
+            share: if total > 0 { own[at] as f64 / total as f64 } else { 0.0 },
+            in_flight: layer.in_flight,
+        }
+    };
+    layers.iter().enumerate().map(part).collect()
+}
+
+/// Layers stand above the stack in the reverse of the order in which they were given.
+fn label(info: &DeviceInfo, layers: &[LayerStats], at: usize) -> Option<String> {
+    let count = info.layers.len();
+    if at < count {
+        return Some(info.layers[count - 1 - at].clone());
+    }
+    let alone = at == count && layers.len() == count + 1;
+    alone.then(|| info.stack.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layer(node: u8, depth: u8, name: &str, ios: u64, ticks_ns: u64) -> LayerStats {
+        let backend = name == "ram";
+        LayerStats { node, depth, name: name.into(), backend, ios, ticks_ns, in_flight: 0 }
+    }
+
+    fn stats(uptime_ns: u64, layers: Vec<LayerStats>) -> DeviceStats {
+        DeviceStats {
+            name: "m".into(),
+            uptime_ns,
+            stat: [0; 17],
+            errors: 0,
+            in_flight: 0,
+            busy_ns: 0,
+            operations: Default::default(),
+            queues: Vec::new(),
+            layers,
+        }
+    }
+
+    fn info(layers: &[&str]) -> DeviceInfo {
+        DeviceInfo {
+            name: "m".into(),
+            stack: "table: …".into(),
+            layers: layers.iter().map(|layer| (*layer).to_owned()).collect(),
+            size: 0,
+            logical_block_size: 512,
+            read_only: false,
+            limits: Default::default(),
+            exports: Vec::new(),
+            backend: Default::default(),
+            queues: Vec::new(),
+            pid: 1,
+            uptime_ms: 0,
+        }
+    }
+
+    #[test]
+    fn each_node_has_the_time_that_none_below_it_took() {
+        let tree = |ios, factor: u64| {
+            vec![
+                layer(0, 0, "delay", ios, 1000 * factor),
+                layer(1, 1, "multipath", ios, 400 * factor),
+                layer(2, 2, "ram", ios, 100 * factor),
+                layer(3, 2, "ram", 0, 200 * factor),
+            ]
+        };
+        let (before, after) = (stats(0, tree(10, 1)), stats(2_000_000_000, tree(30, 3)));
+        let parts = parts(&info(&["delay,read=5ms"]), &before, &after);
+        let shares: Vec<f64> = parts.iter().map(|part| part.share).collect();
+        assert_eq!(shares, [0.6, 0.1, 0.1, 0.2]);
+        assert_eq!((parts[0].ios, parts[0].wait, parts[0].own), (10.0, 100.0, 60.0));
+        assert_eq!((parts[0].label.as_deref(), &parts[1].label), (Some("delay,read=5ms"), &None));
+        assert_eq!(children(&after.layers, 1).collect::<Vec<_>>(), [2, 3]);
+        assert_eq!(children(&after.layers, 0).collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
+    fn pieces_that_wait_beside_each_other_make_no_negative_time() {
+        let tree = vec![layer(0, 0, "split", 1, 100), layer(1, 1, "ram", 4, 300)];
+        let parts = parts(&info(&["split,max_sectors=8"]), &stats(0, Vec::new()), &stats(1, tree));
+        assert_eq!((parts[0].share, parts[1].share), (0.0, 1.0));
+        assert_eq!(parts[1].label.as_deref(), Some("table: …"));
+    }
+}

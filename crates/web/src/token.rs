@@ -1,0 +1,164 @@
+//! The secret that whoever looks at the page has: 128 random bits, or what a file holds.
+
+use rustix::rand::{GetRandomFlags, getrandom};
+use std::fmt;
+use std::fs::OpenOptions;
+use std::hint::black_box;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Bytes of chance: 128 bits.
+const RANDOM_LEN: usize = 16;
+/// A file's secret has at least so many characters, and at most so many.
+const LENGTHS: std::ops::RangeInclusive<usize> = 16..=256;
+
+/// The secret. It shows itself to [`Token::text`] only.
+#[derive(Clone)]
+pub struct Token(String);
+
+/// Why there is no token.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    /// The system has no random numbers.
+    #[error("no random numbers: {0}")]
+    Random(#[source] io::Error),
+    /// The file.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: io::Error,
+    },
+    /// Others could read it.
+    #[error("{}: others may read it (chmod 600 it)", .0.display())]
+    Open(PathBuf),
+    /// It holds no secret.
+    #[error(
+        "{}: it holds no token (16 to 256 letters, digits, - or _; or remove it, and one is made)",
+        .0.display()
+    )]
+    Content(PathBuf),
+}
+
+impl Token {
+    /// A new one.
+    ///
+    /// # Errors
+    /// [`TokenError::Random`].
+    pub fn random() -> Result<Token, TokenError> {
+        let mut bytes = [0u8; RANDOM_LEN];
+        let got = getrandom(&mut bytes, GetRandomFlags::empty());
+        let got = got.map_err(|why| TokenError::Random(why.into()))?;
+        if got < RANDOM_LEN {
+            return Err(TokenError::Random(io::ErrorKind::UnexpectedEof.into()));
+        }
+        Ok(Token(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
+    }
+
+    /// What a file holds; where there is none, one is made, for its owner only, with a new token.
+    ///
+    /// # Errors
+    /// See [`TokenError`].
+    pub fn of_file(path: &Path) -> Result<Token, TokenError> {
+        let failed = |source| TokenError::File { path: path.to_owned(), source };
+        let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+        match made {
+            Ok(mut file) => {
+                let token = Token::random()?;
+                file.write_all(format!("{}\n", token.0).as_bytes()).map_err(failed)?;
+                Ok(token)
+            }
+            Err(there) if there.kind() == io::ErrorKind::AlreadyExists => {
+                let file = OpenOptions::new().read(true).open(path).map_err(failed)?;
+                let metadata = file.metadata().map_err(failed)?;
+                if metadata.permissions().mode() & 0o077 != 0 {
+                    return Err(TokenError::Open(path.to_owned()));
+                }
+                let mut text = String::new();
+                file.take(*LENGTHS.end() as u64 + 8).read_to_string(&mut text).map_err(failed)?;
+                let text = text.trim();
+                let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+                if LENGTHS.contains(&text.len()) && text.chars().all(plain) {
+                    Ok(Token(text.to_owned()))
+                } else {
+                    Err(TokenError::Content(path.to_owned()))
+                }
+            }
+            Err(why) => Err(failed(why)),
+        }
+    }
+
+    /// For the page's address, which is told once.
+    pub fn text(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether that is it, in a time that does not tell where it differs.
+    pub fn is(&self, other: &str) -> bool {
+        let (own, other) = (self.0.as_bytes(), other.as_bytes());
+        let mut differs = own.len() ^ other.len();
+        for (place, byte) in own.iter().enumerate() {
+            differs |= usize::from(byte ^ other.get(place).copied().unwrap_or(!byte));
+        }
+        black_box(differs) == 0
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_128_bits_and_never_the_same() {
+        let (one, two) = (Token::random().unwrap(), Token::random().unwrap());
+        assert_eq!(one.text().len(), 32);
+        assert_ne!(one.text(), two.text());
+        assert!(one.is(one.text()) && !one.is(two.text()));
+        assert_eq!(format!("{one:?}"), "Token", "it does not get into logs");
+    }
+
+    #[test]
+    fn only_the_whole_token_is_it() {
+        let token = Token("0123456789abcdef".into());
+        for other in ["", "0", "0123456789abcde", "0123456789abcdeg", "0123456789abcdef0", "0123456789ABCDEF"]
+        {
+            assert!(!token.is(other), "{other}");
+        }
+        assert!(token.is("0123456789abcdef"));
+    }
+
+    #[test]
+    fn a_file_is_made_for_its_owner_and_read_the_next_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        let made = Token::of_file(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(Token::of_file(&path).unwrap().is(made.text()));
+    }
+
+    #[test]
+    fn a_file_that_others_read_or_that_holds_no_token_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        Token::of_file(&path).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+        assert!(matches!(Token::of_file(&path), Err(TokenError::Open(_))));
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        for text in ["", "short", "has a space in the middle", &"x".repeat(300)] {
+            std::fs::write(&path, text).unwrap();
+            assert!(matches!(Token::of_file(&path), Err(TokenError::Content(_))), "{text}");
+        }
+        assert!(matches!(
+            Token::of_file(dir.path()),
+            Err(TokenError::File { .. }) | Err(TokenError::Open(_))
+        ));
+    }
+}
