@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn zones_are_for_zoned_devices() {
-        let ram = Ram::new(&RamSpec { size: Bytes::mib(1), huge: false }).unwrap();
+        let ram = Ram::new(&RamSpec { size: Bytes::mib(1), huge: false, integrity: None }).unwrap();
         let null = Null::new(&NullSpec { size: Bytes::mib(1), ..NullSpec::default() }).unwrap();
         let nodes: [Box<dyn queue::Node<testing::TestRing>>; 3] = [
             Box::new(ram.node(None)),
@@ -111,7 +111,7 @@ mod tests {
         ];
         for node in nodes {
             let mut disk = testing::Harness::new(node);
-            for op in block::Op::ALL.into_iter().filter(|op| op.is_zoned()) {
+            for op in block::Op::ALL.into_iter().filter(|op| op.is_special()) {
                 assert_eq!(disk.bare(op, 0, 0), block::Status::NotSupported, "{op:?}");
             }
         }

@@ -264,7 +264,7 @@ impl Harness {
         panic!("{} requests never end", self.queue.in_flight());
     }
 
-    fn one(&mut self, req: Request, pieces: &[Segment]) -> (Status, Data) {
+    pub(crate) fn one(&mut self, req: Request, pieces: &[Segment]) -> (Status, Data) {
         self.submit(req, pieces);
         let ends = self.drain();
         assert_eq!(ends.len(), 1);

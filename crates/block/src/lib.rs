@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod extent;
+mod integrity;
 mod limits;
 mod op;
 mod profile;
@@ -19,6 +20,7 @@ mod units;
 mod zone;
 
 pub use extent::Extent;
+pub use integrity::{Guard, Integrity, UnknownIntegrity};
 pub use limits::{
     Attribute, Features, Field, LimitOverrides, LimitsError, Misaligned, ParseLimitsError, QueueLimits,
     SEG_BOUNDARY_MASK, Scale, UNLIMITED_BYTES, UNLIMITED_SECTORS, Unit,

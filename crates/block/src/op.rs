@@ -37,11 +37,16 @@ pub enum Op {
     ZoneClose = 12,
     /// Make the zone full: nothing more can be written to it before it is reset.
     ZoneFinish = 13,
+    /// Fill the data with the integrity data of the range, which is whole intervals. What was written
+    /// without has tuples of ones, or of zeroes where tuples are nobody's to check.
+    ReadTuples = 14,
+    /// Store the data as the integrity data of the range, after the write of what it stands beside.
+    WriteTuples = 15,
 }
 
 impl Op {
     /// How many operations there are.
-    pub const COUNT: usize = 14;
+    pub const COUNT: usize = 16;
     /// All of them, by number.
     pub const ALL: [Op; Op::COUNT] = [
         Op::Read,
@@ -58,14 +63,16 @@ impl Op {
         Op::ZoneOpen,
         Op::ZoneClose,
         Op::ZoneFinish,
+        Op::ReadTuples,
+        Op::WriteTuples,
     ];
-    /// Those that every device may be asked for; the rest mean something on a zoned one only.
+    /// Those that every device may be asked for; the rest are special.
     pub const ORDINARY: [Op; 7] =
         [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes, Op::Prefetch, Op::Extents];
 
     /// Whether it changes what the device holds, or the state of its zones.
     pub const fn is_write(self) -> bool {
-        !matches!(self, Op::Read | Op::Flush | Op::Prefetch | Op::Extents | Op::ReportZones)
+        !matches!(self, Op::Read | Op::Flush | Op::Prefetch | Op::Extents | Op::ReportZones | Op::ReadTuples)
     }
 
     /// Whether its length is that of the data which it carries.
@@ -73,9 +80,9 @@ impl Op {
         matches!(self, Op::Read | Op::Write | Op::ZoneAppend)
     }
 
-    /// Whether it means something on a zoned device only. Anything else ends it with
-    /// [`Status::NotSupported`](crate::Status::NotSupported).
-    pub const fn is_zoned(self) -> bool {
+    /// Whether it means something on special devices only: on zoned ones, or on those that keep integrity
+    /// data. Anything else ends it with [`Status::NotSupported`](crate::Status::NotSupported).
+    pub const fn is_special(self) -> bool {
         self as u8 >= Op::ZoneAppend as u8
     }
 
@@ -96,6 +103,8 @@ impl Op {
             Op::ZoneOpen => "zone-open",
             Op::ZoneClose => "zone-close",
             Op::ZoneFinish => "zone-finish",
+            Op::ReadTuples => "read-tuples",
+            Op::WriteTuples => "write-tuples",
         }
     }
 }
@@ -150,7 +159,7 @@ mod tests {
     fn operations_are_numbered_as_they_are_listed() {
         for (number, op) in Op::ALL.into_iter().enumerate() {
             assert_eq!(op as usize, number);
-            assert_eq!(op.is_zoned(), !Op::ORDINARY.contains(&op));
+            assert_eq!(op.is_special(), !Op::ORDINARY.contains(&op));
         }
     }
 

@@ -104,7 +104,7 @@ Stacks:
   file:PATH[,direct=on|off|auto][,offset=SIZE][,sizelimit=SIZE][,block=512..65536][,ro][,share]
            [,size=SIZE,create][,format=raw|qcow2|vmdk][,part=N|LABEL=NAME|PARTUUID=UUID][,autosize]
            [,autoclear][,partscan]
-  ram:SIZE[,hugepages]
+  ram:SIZE[,hugepages][,integrity=t10|ip|nvme|BYTES]
   null:[SIZE][,irqmode=none|softirq|timer][,completion=TIME][,memory_backed[,discard][,cache_size=SIZE[,fua=off]]]
        [,blocksize=512..4096][,max_sectors=N][,virt_boundary][,rotational][,blocking][,mbps=N]
        [,hw_queue_depth=N][,shared_tags][,shared_tag_bitmap][,badblocks=FIRST-LAST[+FIRST-LAST...]]

@@ -15,7 +15,7 @@ pub use crate::tree::{CommitError, CowError, PartError};
 pub(crate) use crate::tree::{Held, Mounted};
 use crate::tree::{Loaded, Surroundings};
 use backends::{CompletionError, Fact, Features, NullError, OpenError, RamError};
-use block::{Bytes, LimitsError, ParseLimitsError, Profile, QueueLimits};
+use block::{Bytes, Integrity, LimitsError, ParseLimitsError, Profile, QueueLimits};
 use images::ImageError;
 use queue::{DEPTH_MAX, Nanos, QueueStats, Snapshot, StackError};
 use ring::KernelRing;
@@ -252,6 +252,11 @@ impl Device {
     /// What the whole stack is at the moment: what a backend was seen not to do is withdrawn.
     pub(crate) fn profile(&self) -> Profile {
         self.form().tree.current()
+    }
+
+    /// The integrity data that it keeps, for whoever can show it.
+    pub(crate) fn integrity(&self) -> Option<Integrity> {
+        self.form().tree.integrity()
     }
 
     /// Its stack, in the user's words.

@@ -575,7 +575,8 @@ impl Host {
         };
         let mut devices = self.devices();
         // What stands on others goes before them.
-        devices.sort_by_key(|device| std::cmp::Reverse(devices_below(&self.devices(), device)));
+        let all = devices.clone();
+        devices.sort_by_cached_key(|device| std::cmp::Reverse(devices_below(&all, device)));
         for device in devices {
             if removals.len() >= REMOVALS_MAX {
                 done(removals.join_next().await);

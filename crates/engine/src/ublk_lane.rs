@@ -2,7 +2,7 @@
 
 use crate::device::Device;
 use crate::reactor::{Lane, Reactor};
-use block::Bytes;
+use block::{Bytes, Integrity};
 use exports::ublk::{ClientMemory, DataMode, LaneConfig, LaneShared};
 use exports::{Fronts, Turn};
 use std::os::fd::{AsFd, OwnedFd};
@@ -31,6 +31,8 @@ pub(crate) struct UblkLane {
     pub(crate) io_max: Bytes,
     /// The device was made for commands about many tags at once.
     pub(crate) batch: bool,
+    /// The integrity data that the device was made with.
+    pub(crate) integrity: Option<Integrity>,
     /// The driver takes ioctl-encoded commands.
     pub(crate) encoded: bool,
     /// Memory that clients share, and what the driver calls it.
@@ -69,6 +71,7 @@ fn open(lane: UblkLane, at: &Lane, fronts: &mut Fronts, turn: &mut Turn<'_>) -> 
         lends: at.facts.lends,
         io_max: lane.io_max,
         batch: lane.batch,
+        integrity: lane.integrity,
         encoded: lane.encoded,
         client_memory,
         shared: lane.shared,

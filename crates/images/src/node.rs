@@ -67,7 +67,7 @@ impl<R: Ring> Node<R> for ImageNode {
     }
 
     fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
-        if req.op.is_zoned() {
+        if req.op.is_special() {
             return Verdict::Up(Status::NotSupported);
         }
         if req.op == Op::Prefetch {

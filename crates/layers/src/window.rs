@@ -63,7 +63,7 @@ impl Window {
 impl<R: Ring> Node<R> for Window {
     #[inline]
     fn submit(&mut self, _: Cookie, req: &mut Request, _: &mut Cx<'_, R>) -> Verdict {
-        if req.op.is_zoned() {
+        if req.op.is_special() {
             return Verdict::Up(Status::NotSupported);
         }
         req.offset = req.offset + self.start;

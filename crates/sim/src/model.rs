@@ -92,7 +92,7 @@ impl Model {
 
     /// A request is about to be submitted. The data of a write must be of version [`Ticket::start`].
     pub fn begin(&mut self, op: Op, flags: Flags, first: Sectors, count: Sectors) -> Ticket {
-        debug_assert!(!op.is_zoned(), "this is the model of a device without zones: {op:?}");
+        debug_assert!(!op.is_special(), "this is the model of a device without zones: {op:?}");
         let start = self.tick();
         let ticket = Ticket { start, op, flags, first: first.0, count: count.0 };
         if matches!(op, Op::Read | Op::Extents) {

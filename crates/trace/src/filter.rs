@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 const RUNNING: u64 = 1 << 63;
 const OPS_SHIFT: u32 = 16;
 /// Operations that are no I/O to blktrace: its 16 categories have no word for them.
-const UNTOLD: [Op; 7] = [
+const UNTOLD: [Op; 9] = [
     Op::Extents,
     Op::ReportZones,
     Op::ZoneReset,
@@ -17,6 +17,8 @@ const UNTOLD: [Op; 7] = [
     Op::ZoneOpen,
     Op::ZoneClose,
     Op::ZoneFinish,
+    Op::ReadTuples,
+    Op::WriteTuples,
 ];
 
 /// A filter as tracers read it: a change reaches them at the next event.

@@ -419,7 +419,7 @@ impl<R: Ring> Node<R> for FileNode {
 
     fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         self.slot(io).done = 0;
-        let writes = req.op.is_write() && !req.op.is_zoned();
+        let writes = req.op.is_write() && !req.op.is_special();
         let may = if writes { self.enter(io, req) } else { Ok(()) };
         let verdict = match (may, req.op) {
             // It was asked for while there was more: the file was made shorter since.

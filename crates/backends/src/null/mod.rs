@@ -161,7 +161,7 @@ impl Null {
         knobs.check(size, spec.memory_backed, spec.zoned.is_some())?;
         let zones = spec.zoned.as_ref().map(|zoned| Zones::new(zoned, size)).transpose()?.map(Arc::new);
         let ram = match spec.memory_backed {
-            true => Some(Ram::new(&RamSpec { size, huge: false })?),
+            true => Some(Ram::new(&RamSpec { size, huge: false, integrity: None })?),
             false => None,
         };
         Ok(Null { size, completion: spec.completion, ram, zones, shared: Arc::new(Shared::new(knobs, size)) })

@@ -12,18 +12,22 @@ mod memory;
 mod pages;
 #[cfg(test)]
 mod tests;
+mod tuples;
 
 pub(crate) use memory::Memory;
 
 use crate::pieces::{Records, each_piece};
 use crate::{Backend, Fact, Features};
-use block::{Bytes, Cookie, Data, Extent, Flags, Op, QueueLimits, Region, Request, Segment, Status};
+use block::{
+    Bytes, Cookie, Data, Extent, Flags, Integrity, Op, QueueLimits, Region, Request, Segment, Status,
+};
 use memory::PAGE;
 pub(crate) use pages::{Pages, touched, whole};
 use queue::{Cx, Node, NodeId, Ring, Verdict};
 use ring::ForeignMemory;
 use std::io;
 use std::sync::Arc;
+use tuples::Tuples;
 
 /// What is asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,6 +36,8 @@ pub struct RamSpec {
     pub size: Bytes,
     /// With huge pages: fewer faults and translations, but 2 MiB are taken at the first byte written.
     pub huge: bool,
+    /// It keeps integrity data, of that shape.
+    pub integrity: Option<Integrity>,
 }
 
 /// Why there is no such RAM disk.
@@ -55,6 +61,7 @@ pub enum RamError {
 pub struct Ram {
     memory: Memory,
     pages: Pages,
+    tuples: Option<Tuples>,
     spec: RamSpec,
 }
 
@@ -64,7 +71,7 @@ impl Ram {
     /// # Errors
     /// See [`RamError`].
     pub fn new(spec: &RamSpec) -> Result<Arc<Ram>, RamError> {
-        let RamSpec { size, huge } = *spec;
+        let RamSpec { size, huge, integrity } = *spec;
         if size == Bytes::ZERO || !size.is_aligned(512) {
             return Err(RamError::Size(size));
         }
@@ -72,12 +79,19 @@ impl Ram {
         let len = usize::try_from(size.0).map_err(|_| map_error(io::ErrorKind::OutOfMemory.into()))?;
         let memory = Memory::map(len, huge).map_err(map_error)?;
         let pages = Pages::new((memory.len() / PAGE) as u64);
-        Ok(Arc::new(Ram { memory, pages, spec: *spec }))
+        let tuples = integrity.map(|shape| Tuples::new(shape, size)).transpose()?;
+        Ok(Arc::new(Ram { memory, pages, tuples, spec: *spec }))
     }
 
     /// Memory that it takes now, not counting 32 KiB of bookkeeping for each GiB of its size.
     pub fn allocated(&self) -> Bytes {
         Bytes(self.pages.populated() * PAGE as u64)
+            + self.tuples.as_ref().map_or(Bytes::ZERO, Tuples::allocated)
+    }
+
+    /// The shape of the integrity data that it keeps.
+    pub fn integrity(&self) -> Option<Integrity> {
+        self.tuples.as_ref().map(Tuples::shape)
     }
 
     /// Its memory, for a ring to register.
@@ -176,6 +190,7 @@ impl Backend for Ram {
             ("backend", "ram".to_owned()),
             ("size", self.spec.size.to_string()),
             ("allocated", self.allocated().to_string()),
+            ("integrity", self.integrity().map_or("none".to_owned(), |shape| shape.to_string())),
             ("huge pages", if self.spec.huge { "asked for" } else { "no" }.to_owned()),
         ]
     }
@@ -200,6 +215,9 @@ impl RamNode {
         let keep = req.op == Op::WriteZeroes && req.flags.has(Flags::NO_UNMAP);
         let step = (req.len.0 - *done).min(CLEAR_STEP);
         self.ram.clear(req.offset.0 + *done, step, keep);
+        if let Some(tuples) = &self.ram.tuples {
+            tuples.forget(req.offset.0 + *done, step);
+        }
         *done += step;
         if *done == req.len.0 {
             return Verdict::Up(Status::Ok);
@@ -239,9 +257,18 @@ impl<R: Ring> Node<R> for RamNode {
                     self.ram.read(at + done, ring.bytes_mut(piece));
                 }),
             },
-            Op::Write => each_piece(cx, req.data, req.len.0, |ring, piece, done| {
-                self.ram.write(at + done, ring.bytes(piece));
-            }),
+            Op::Write => {
+                each_piece(cx, req.data, req.len.0, |ring, piece, done| {
+                    self.ram.write(at + done, ring.bytes(piece));
+                });
+                if let Some(tuples) = &self.ram.tuples {
+                    tuples.forget(at, req.len.0);
+                }
+            }
+            Op::ReadTuples | Op::WriteTuples => {
+                let tuples = self.ram.tuples.as_ref();
+                return Verdict::Up(tuples.map_or(Status::NotSupported, |tuples| tuples.carry(req, cx)));
+            }
             Op::Discard | Op::WriteZeroes => {
                 self.cleared[io.tag.index()] = 0;
                 return self.clear(io, req, cx);

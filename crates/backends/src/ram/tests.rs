@@ -2,7 +2,7 @@ use super::*;
 use crate::testing::Harness;
 
 fn disk(size: Bytes) -> (Arc<Ram>, Harness) {
-    let ram = Ram::new(&RamSpec { size, huge: false }).unwrap();
+    let ram = Ram::new(&RamSpec { size, huge: false, integrity: None }).unwrap();
     let harness = Harness::new(Box::new(ram.node(None)));
     (ram, harness)
 }
@@ -100,7 +100,7 @@ fn extents_come_from_what_is_populated() {
 
 #[test]
 fn a_read_is_lent_the_disks_own_pages() {
-    let ram = Ram::new(&RamSpec { size: Bytes::mib(1), huge: true }).unwrap();
+    let ram = Ram::new(&RamSpec { size: Bytes::mib(1), huge: true, integrity: None }).unwrap();
     let mut disk = Harness::new(Box::new(ram.node(Some(Region(9)))));
     let lent = Data::One(Segment { offset: 12288, len: 4096, region: Region(9) });
     assert_eq!(disk.read_lent(12288, 4096), (Status::Ok, lent));
@@ -110,7 +110,7 @@ fn a_read_is_lent_the_disks_own_pages() {
 
 #[test]
 fn writers_and_discarders_race_without_losing_content() {
-    let ram = Ram::new(&RamSpec { size: Bytes::mib(1), huge: false }).unwrap();
+    let ram = Ram::new(&RamSpec { size: Bytes::mib(1), huge: false, integrity: None }).unwrap();
     std::thread::scope(|scope| {
         for byte in 1..=2u8 {
             let ram = &ram;
@@ -133,9 +133,58 @@ fn writers_and_discarders_race_without_losing_content() {
 #[test]
 fn a_size_that_no_disk_has_is_refused() {
     for size in [0, 100, 513] {
-        let refused = Ram::new(&RamSpec { size: Bytes(size), huge: false });
+        let refused = Ram::new(&RamSpec { size: Bytes(size), huge: false, integrity: None });
         assert!(matches!(refused, Err(RamError::Size(_))), "{size}");
     }
-    let refused = Ram::new(&RamSpec { size: Bytes(1 << 60), huge: false });
+    let refused = Ram::new(&RamSpec { size: Bytes(1 << 60), huge: false, integrity: None });
     assert!(matches!(refused, Err(RamError::Map { .. })));
+}
+
+fn guarded(word: &str) -> (Arc<Ram>, Harness) {
+    let integrity = Some(word.parse().unwrap());
+    let ram = Ram::new(&RamSpec { size: Bytes::mib(1), huge: false, integrity }).unwrap();
+    let harness = Harness::new(Box::new(ram.node(None)));
+    (ram, harness)
+}
+
+fn tuples(disk: &mut Harness, op: Op, offset: u64, len: u64, data: &mut [u8]) -> Status {
+    let memory = disk.memory(data.len() as u32, 0);
+    disk.ring.bytes_mut(memory).copy_from_slice(data);
+    let (status, _) = disk.one(Request::new(op, Bytes(offset), Bytes(len)), &[memory]);
+    data.copy_from_slice(disk.ring.bytes(memory));
+    status
+}
+
+#[test]
+fn tuples_stand_beside_what_was_written_with_them_and_nothing_else() {
+    for (word, unwritten) in [("t10", 0xff), ("nvme", 0xff), ("3", 0)] {
+        let (ram, mut disk) = guarded(word);
+        let each = usize::from(ram.integrity().unwrap().tuple);
+        let read = |disk: &mut Harness, offset, count: usize| {
+            let mut back = vec![7; count * each];
+            let status = tuples(disk, Op::ReadTuples, offset, count as u64 * 512, &mut back);
+            (status, back)
+        };
+        assert_eq!(read(&mut disk, 0, 4), (Status::Ok, vec![unwritten; 4 * each]), "{word}");
+        let mut marks: Vec<u8> = (1..=200 * each).map(|at| (at % 250) as u8).collect();
+        assert_eq!(disk.write(512, &[1; 200 * 512], Flags::NONE), Status::Ok);
+        assert_eq!(tuples(&mut disk, Op::WriteTuples, 512, 200 * 512, &mut marks), Status::Ok);
+        assert_eq!(read(&mut disk, 512, 200), (Status::Ok, marks.clone()), "{word}");
+        // Data without tuples, also such as is no whole interval, and cleared data have none.
+        assert_eq!(disk.write(1024 + 100, &[2; 512], Flags::NONE), Status::Ok);
+        assert_eq!(disk.bare(Op::Discard, 2048, 512), Status::Ok);
+        let back = read(&mut disk, 512, 4).1;
+        assert_eq!(back[..each], marks[..each]);
+        assert_eq!(back[each..], vec![unwritten; 3 * each], "{word}");
+    }
+}
+
+#[test]
+fn tuples_that_are_no_whole_intervals_or_nobodys_are_refused() {
+    let (_, mut disk) = guarded("t10");
+    assert_eq!(tuples(&mut disk, Op::ReadTuples, 100, 512, &mut [0; 8]), Status::Invalid);
+    assert_eq!(tuples(&mut disk, Op::WriteTuples, 0, 100, &mut [0; 8]), Status::Invalid);
+    assert_eq!(tuples(&mut disk, Op::ReadTuples, 0, 1024, &mut [0; 8]), Status::Invalid, "no room");
+    let (_, mut disk) = self::disk(Bytes::mib(1));
+    assert_eq!(tuples(&mut disk, Op::ReadTuples, 0, 512, &mut [0; 8]), Status::NotSupported);
 }

@@ -111,8 +111,15 @@ impl ExportRig {
         let op = if mix.op(index) == block::Op::Read { KernelOp::Read } else { KernelOp::Write };
         let start = (index as u64 * (LEN >> 9)) % (SIZE.0 >> 9);
         let data = vec![0; LEN as usize];
-        let request =
-            ClientRequest { op, flags: IoFlags::NONE, start, sectors: (LEN >> 9) as u32, data, shared: None };
+        let request = ClientRequest {
+            op,
+            flags: IoFlags::NONE,
+            start,
+            sectors: (LEN >> 9) as u32,
+            data,
+            shared: None,
+            tuples: None,
+        };
         self.model.submit(self.device, 0, request).expect("a block device");
     }
 }
@@ -148,6 +155,7 @@ impl Served {
             lends: false,
             io_max: Bytes(LEN),
             batch: false,
+            integrity: None,
             client_memory: None,
             encoded: true,
             shared,

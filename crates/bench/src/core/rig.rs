@@ -99,7 +99,8 @@ fn backend(stacking: Stacking) -> Box<dyn Node<BenchRing>> {
     match stacking {
         Stacking::Long | Stacking::Split { whole: false } => Box::new(Hollow),
         Stacking::Ram => {
-            let ram = Ram::new(&RamSpec { size: DISK, huge: false }).expect("memory for a RAM disk");
+            let ram = Ram::new(&RamSpec { size: DISK, huge: false, integrity: None })
+                .expect("memory for a RAM disk");
             Box::new(Arc::clone(&ram).node(None))
         }
         _ => Box::new(Null::new(&NullSpec::default()).expect("a null device").node(Some(ZEROES))),

@@ -4,7 +4,7 @@ use super::items::{Escaped, Options, split};
 use super::layer::parse_selector;
 use super::null::{self, NullSpec};
 use super::{DeviceName, NbdSpec, SpecError, TableSpec};
-use block::Bytes;
+use block::{Bytes, Integrity};
 use images::Format;
 use partition::Selector;
 use serde::{Deserialize, Serialize};
@@ -96,6 +96,8 @@ pub struct RamSpec {
     pub size: Bytes,
     /// Ask the kernel for huge pages.
     pub hugepages: bool,
+    /// Keep integrity data beside the data.
+    pub integrity: Option<Integrity>,
 }
 
 const FORMAT: [(&str, Format); 3] = [("raw", Format::Raw), ("qcow2", Format::Qcow2), ("vmdk", Format::Vmdk)];
@@ -221,8 +223,9 @@ fn parse_file(what: &str, items: impl Iterator<Item = String>) -> Result<FileSpe
 }
 
 fn parse_ram(what: &str, items: impl Iterator<Item = String>) -> Result<RamSpec, SpecError> {
-    let mut options = Options::new("ram", &["hugepages"], items)?;
-    Ok(RamSpec { size: parse_size("ram", what)?, hugepages: options.flag("hugepages")? })
+    let mut options = Options::new("ram", &["hugepages", "integrity"], items)?;
+    let integrity = options.value("integrity", "t10")?;
+    Ok(RamSpec { size: parse_size("ram", what)?, hugepages: options.flag("hugepages")?, integrity })
 }
 
 fn parse_bare(
@@ -286,7 +289,11 @@ impl fmt::Display for StackSpec {
             StackSpec::File(file) => write!(f, "{file}"),
             StackSpec::Ram(ram) => {
                 write!(f, "ram:{}", ram.size)?;
-                write_flag(f, ram.hugepages, "hugepages")
+                write_flag(f, ram.hugepages, "hugepages")?;
+                match ram.integrity {
+                    Some(integrity) => write!(f, ",integrity={integrity}"),
+                    None => Ok(()),
+                }
             }
             StackSpec::Null(null) => write!(f, "{null}"),
             StackSpec::Zero(size) => write!(f, "zero:{size}"),

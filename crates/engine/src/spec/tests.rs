@@ -379,8 +379,12 @@ fn any_zoned() -> impl Strategy<Value = StackSpec> {
 
 fn any_stack() -> impl Strategy<Value = StackSpec> {
     let size = || (1u64..1 << 40).prop_map(|n| Bytes(n * 65536));
-    let ram =
-        (size(), any::<bool>()).prop_map(|(size, hugepages)| StackSpec::Ram(RamSpec { size, hugepages }));
+    let ram = (size(), any::<bool>(), proptest::option::of("t10|ip|nvme|[1-9]")).prop_map(
+        |(size, hugepages, word)| {
+            let integrity = word.map(|word| word.parse().unwrap());
+            StackSpec::Ram(RamSpec { size, hugepages, integrity })
+        },
+    );
     prop_oneof![
         any_file(),
         any_null(),

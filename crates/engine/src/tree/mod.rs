@@ -35,7 +35,7 @@ use crate::device::{Device, DeviceError, Form};
 use crate::dial::Remote;
 use crate::reactor::Nudge;
 use backends::{Fact, File, Null, OpenError};
-use block::{Bytes, LimitOverrides, LimitsError, Profile, Region};
+use block::{Bytes, Integrity, LimitOverrides, LimitsError, Profile, Region};
 use exports::nbd::DeviceFacts;
 use layers::cow::Index;
 use layers::{Layer, SplitLayer};
@@ -267,6 +267,17 @@ impl Tree {
                 layer.profile(&profiles).unwrap_or_else(|_| self.profile.clone())
             }
             Element::Device(_, form) => form.tree.current(),
+        }
+    }
+
+    /// The integrity data that it keeps. No layer carries it, so only what stands alone has any.
+    pub(crate) fn integrity(&self) -> Option<Integrity> {
+        match &self.element {
+            Element::Backend(source) => match &**source {
+                Source::Ram(ram) => ram.integrity(),
+                _ => None,
+            },
+            Element::Layer(..) | Element::Device(..) => None,
         }
     }
 

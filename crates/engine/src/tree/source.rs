@@ -45,7 +45,8 @@ impl Source {
                 share: spec.share,
             })?),
             StackSpec::Ram(spec) => {
-                Source::Ram(Ram::new(&backends::RamSpec { size: spec.size, huge: spec.hugepages })?)
+                let (size, huge, integrity) = (spec.size, spec.hugepages, spec.integrity);
+                Source::Ram(Ram::new(&backends::RamSpec { size, huge, integrity })?)
             }
             StackSpec::Null(spec) => Source::Null(null(spec)?, Arc::new(ZeroPages::new()?)),
             StackSpec::Zero(size) => Source::Zero(Zero::new(*size), Arc::new(ZeroPages::new()?)),

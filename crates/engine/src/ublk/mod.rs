@@ -7,6 +7,7 @@
 //!
 //! Commands block a thread that nothing else waits for, each for a bounded time.
 
+mod details;
 mod listing;
 mod params;
 mod plan;
@@ -26,10 +27,9 @@ use ::ublk::kernel::{SharedFile, block_path};
 use ::ublk::{
     Descriptors, DeviceInfo, Driver, DriverError, Features, KernelControl, Params, State, Unusable,
 };
-use block::Bytes;
+use block::{Bytes, Integrity};
 use exports::ublk::{Choice, LaneShared, NotPossible};
 use plan::Plan;
-use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -128,6 +128,8 @@ struct UblkExport {
     offered: Option<Features>,
     choice: Choice,
     batch: (bool, &'static str),
+    /// The integrity data that is shown, and why no other.
+    integrity: (Option<Integrity>, &'static str),
     /// Memory that clients share, where they are to be, and what the driver calls it once it was told.
     client_memory: Option<(PathBuf, Arc<SharedFile>, OnceLock<u16>)>,
     queues: Mutex<Vec<Arc<LaneShared>>>,
@@ -274,7 +276,7 @@ impl Host {
         let (device, spec, threads) = (device.clone(), UblkSpec::default(), self.threads_of(device));
         blocking(move || {
             let offered = driver()?.features()?;
-            Plan::new(&spec, &device.profile(), device.survives(), device.depth(), threads, offered).map(drop)
+            plan_for(&device, &spec, threads, offered).map(drop)
         })
         .await?
     }
@@ -296,7 +298,7 @@ impl Host {
             let queues = self.threads_of(&device);
             blocking(move || {
                 let offered = driver.features()?;
-                Plan::new(&spec, &device.profile(), device.survives(), device.depth(), queues, offered)
+                plan_for(&device, &spec, queues, offered)
             })
             .await??
         };
@@ -389,6 +391,7 @@ impl Host {
             offered: plan.offered,
             choice: plan.choice,
             batch: plan.batch,
+            integrity: plan.integrity,
             client_memory,
             queues: Mutex::default(),
             live: AtomicBool::new(false),
@@ -453,6 +456,7 @@ impl Host {
                     mode: export.choice.mode,
                     io_max,
                     batch: export.batch.0,
+                    integrity: export.integrity.0,
                     client_memory: client_memory.clone(),
                     encoded: export.info.features().has(Features::CMD_IOCTL_ENCODE),
                     shared,
@@ -559,6 +563,19 @@ fn wait_for_server_to_be_gone(
     }
 }
 
+/// What a new device is to be like.
+fn plan_for(
+    device: &Device,
+    spec: &UblkSpec,
+    queues: u16,
+    offered: Option<Features>,
+) -> Result<Plan, UblkError> {
+    let profile = device.profile();
+    let stack =
+        plan::Stands { profile: &profile, survives: device.survives(), integrity: device.integrity() };
+    Plan::new(spec, &stack, device.depth(), queues, offered)
+}
+
 /// Whether a process is there and not about to be gone.
 fn is_alive(pid: i32) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
@@ -657,46 +674,6 @@ impl UblkExport {
             record.remove(run);
         }
         Ok(())
-    }
-
-    /// How requests and their ends are told, and why so.
-    fn commands(&self) -> String {
-        let (batch, why) = self.batch;
-        format!("{}: {why}", if batch { "one for many requests" } else { "one for each request" })
-    }
-
-    fn details(&self, device: &Device) -> BTreeMap<String, String> {
-        let info = self.driver.info(self.info.dev_id).unwrap_or(self.info);
-        let features = info.features();
-        let state =
-            info.state().map_or_else(|| format!("state {}", info.state), |state| state.name().to_owned());
-        let refused = self.lanes().iter().map(|lane| lane.refused.load(Relaxed)).find(|errno| *errno != 0);
-        let mut details = BTreeMap::from([
-            ("state".to_owned(), state),
-            ("data".to_owned(), format!("{}: {}", self.choice.mode, self.choice.why)),
-            ("commands".to_owned(), self.commands()),
-            ("recovery".to_owned(), Recovery::of(features).to_string()),
-            ("queues".to_owned(), format!("{} of depth {}", info.nr_hw_queues, info.queue_depth)),
-            ("request".to_owned(), format!("at most {}", Bytes(info.max_io_buf_bytes.into()))),
-            ("features".to_owned(), features.common(Features::KNOWN).to_string()),
-            ("size".to_owned(), device.size().to_string()),
-        ]);
-        if let Some(offered) = self.offered {
-            let unknown = offered.without(Features::KNOWN);
-            details.insert("driver".to_owned(), offered.common(Features::KNOWN).to_string());
-            if !unknown.is_empty() {
-                details.insert("driver, unknown to us".to_owned(), unknown.to_string());
-            }
-        }
-        if let Some((path, memory, _)) = &self.client_memory {
-            let came: u64 = self.lanes().iter().map(|lane| lane.in_client_memory.load(Relaxed)).sum();
-            let size = Bytes(memory.len());
-            details.insert("shared".to_owned(), format!("{size} of {}: {came} requests", path.display()));
-        }
-        if let Some(errno) = refused {
-            details.insert("refused".to_owned(), io::Error::from_raw_os_error(errno).to_string());
-        }
-        details
     }
 }
 

@@ -1,9 +1,12 @@
 //! What the driver is told of a device: no more than its stack keeps.
 
-use block::{Bytes, Features as Can, Profile, QueueLimits, SEG_BOUNDARY_MASK, Sectors, UNLIMITED_BYTES};
+use block::{
+    Bytes, Features as Can, Guard, Integrity, Profile, QueueLimits, SEG_BOUNDARY_MASK, Sectors,
+    UNLIMITED_BYTES,
+};
 use ublk::{
-    Attributes, ParamBasic, ParamDiscard, ParamDmaAlign, ParamSegment, ParamTypes, ParamZoned, Params,
-    SEGMENT_SIZE_MIN,
+    Attributes, ParamBasic, ParamDiscard, ParamDmaAlign, ParamIntegrity, ParamSegment, ParamTypes,
+    ParamZoned, Params, SEGMENT_SIZE_MIN,
 };
 
 /// The largest logical block that the driver takes: a page.
@@ -14,6 +17,9 @@ const DMA_ALIGNMENT_DEFAULT: u64 = 3;
 const DMA_ALIGNMENT_MAX: u64 = 4095;
 /// The most segments of a request, by the type of the field, which is also what the driver has when not told.
 const SEGMENTS_DEFAULT: u16 = u16::MAX;
+
+/// Bytes of the application tag in every tuple of a known kind.
+const APPLICATION_TAG: u8 = 2;
 
 /// Why a stack cannot be shown by this driver.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -77,6 +83,29 @@ pub(super) fn of(profile: &Profile, io_max: Bytes) -> Result<Params, NotPresenta
     }
     params.types = types.0;
     Ok(params)
+}
+
+/// The same with integrity data.
+pub(super) fn with_integrity(params: Params, integrity: Option<Integrity>) -> Params {
+    let Some(shape) = integrity else { return params };
+    let (csum_type, is_guard) = match shape.guard {
+        Guard::None => (ParamIntegrity::CSUM_NONE, false),
+        Guard::Ip => (ParamIntegrity::CSUM_IP, true),
+        Guard::Crc16 => (ParamIntegrity::CSUM_CRC16, true),
+        Guard::Crc64 => (ParamIntegrity::CSUM_CRC64, true),
+    };
+    let flags = if is_guard { ParamIntegrity::CAN_GUARD | ParamIntegrity::HAS_PLACE } else { 0 };
+    let integrity = ParamIntegrity {
+        flags,
+        // The driver copies the integrity data of a request's first bio only, so bios must not be merged.
+        max_integrity_segments: 1,
+        interval_exp: shift(shape.interval),
+        metadata_size: shape.tuple,
+        csum_type,
+        tag_size: if is_guard { APPLICATION_TAG } else { 0 },
+        ..ParamIntegrity::default()
+    };
+    Params { types: params.types().with(ParamTypes::INTEGRITY).0, integrity, ..params }
 }
 
 fn basic(
@@ -227,6 +256,19 @@ mod tests {
         assert!(params.types().has(ParamTypes::SEGMENT.with(ParamTypes::DMA_ALIGN)));
         assert_eq!((params.seg.max_segments, params.dma.alignment), (16, 511));
         assert!(params.seg.seg_boundary_mask.wrapping_add(1).is_power_of_two());
+    }
+
+    #[test]
+    fn integrity_data_is_told_of_as_it_is() {
+        let plain = of(&profile(|_| {}), IO).unwrap();
+        let with = |word: &str| with_integrity(plain, Some(word.parse().unwrap()));
+        let t10 = with("t10");
+        assert!(t10.types().has(ParamTypes::INTEGRITY));
+        let told = t10.integrity;
+        assert_eq!((told.metadata_size, told.csum_type, told.flags, told.interval_exp), (8, 2, 3, 9));
+        let opaque = with("64").integrity;
+        assert_eq!((opaque.metadata_size, opaque.csum_type, opaque.flags, opaque.tag_size), (64, 0, 0, 0));
+        assert_eq!(with_integrity(plain, None), plain);
     }
 
     #[test]

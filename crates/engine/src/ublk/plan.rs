@@ -3,7 +3,7 @@
 use super::{UblkError, params};
 use crate::spec::{Recovery, UblkSpec};
 use ::ublk::{DeviceInfo, Features, NewDevice, Params};
-use block::{Bytes, Profile};
+use block::{Bytes, Integrity, Profile};
 use exports::ublk::{Choice, Circumstances, DataMode};
 
 /// Whether most requests are over as soon as they are submitted.
@@ -25,6 +25,17 @@ const OLDEST: Features = Features::URING_CMD_COMP_IN_TASK
     .with(Features::USER_RECOVERY_REISSUE);
 /// In the word that the driver keeps for its server: every queue is served by all threads.
 pub(super) const SPREAD: u64 = 1;
+/// Why there is no integrity data, mostly.
+const NO_INTEGRITY: &str = "the stack keeps none";
+
+/// What a device stands on.
+pub(super) struct Stands<'a> {
+    pub(super) profile: &'a Profile,
+    /// What it holds is there after its process.
+    pub(super) survives: bool,
+    /// The integrity data that it keeps.
+    pub(super) integrity: Option<Integrity>,
+}
 
 /// What is going to be asked of the driver, and why.
 pub(super) struct Plan {
@@ -34,6 +45,8 @@ pub(super) struct Plan {
     /// Whether one command is about many requests, and why.
     pub(super) batch: (bool, &'static str),
     pub(super) io_max: Bytes,
+    /// The integrity data that is shown, and why no other.
+    pub(super) integrity: (Option<Integrity>, &'static str),
     /// What the driver says that it can do.
     pub(super) offered: Option<Features>,
     /// Features that it must grant, each with what asked for it.
@@ -41,17 +54,18 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// A new device. `survives`: what the stack holds is there after its process.
+    /// A new device.
     pub(super) fn new(
         spec: &UblkSpec,
-        profile: &Profile,
-        survives: bool,
+        stack: &Stands<'_>,
         depth: u16,
         threads: u16,
         offered: Option<Features>,
     ) -> Result<Plan, UblkError> {
         let has = offered.unwrap_or(OLDEST);
-        let recovery = recovery(spec, survives)?;
+        let profile = stack.profile;
+        let recovery = recovery(spec, stack.survives)?;
+        let integrity = integrity(spec, stack, has);
         let zoned = profile.limits.features.has(block::Features::ZONED);
         let at = Circumstances {
             offered: has,
@@ -65,6 +79,9 @@ impl Plan {
                 at.check(mode)?;
                 Choice { mode, why: "asked for" }
             }
+            None if integrity.0.is_some() => {
+                Choice { mode: DataMode::UserCopy, why: "the driver has integrity data come so" }
+            }
             None => at.best(),
         };
         let batch = batch(spec, choice.mode, zoned, has)?;
@@ -76,6 +93,7 @@ impl Plan {
             (spec.no_part_scan, Features::NO_AUTO_PART_SCAN, "no-part-scan"),
             (batch.0, Features::BATCH_IO, "batch=yes"),
             (spec.shmem.is_some(), Features::SHMEM_ZC, "shmem=…"),
+            (integrity.0.is_some(), Features::INTEGRITY, "integrity=…"),
             (zoned, Features::ZONED, "the zones, or choose a newer kernel"),
         ] {
             essential.extend(wanted.then_some((feature, option)));
@@ -107,9 +125,10 @@ impl Plan {
                 features,
                 server_flags: if spec.per_io_daemon { SPREAD } else { 0 },
             },
-            params: params::of(profile, io_max)?,
+            params: params::with_integrity(params::of(profile, io_max)?, integrity.0),
             choice,
             batch,
+            integrity,
             io_max,
             offered,
             essential,
@@ -160,6 +179,7 @@ impl Plan {
             },
             choice: Choice { mode: made, why: "the device was made so" },
             batch: (features.has(Features::BATCH_IO), "the device was made so"),
+            integrity: (None, NO_INTEGRITY),
             io_max,
             offered,
             essential: Vec::new(),
@@ -202,6 +222,21 @@ fn check_sharing(spec: &UblkSpec, profile: &Profile, mode: DataMode) -> Result<(
         () if !profile.opaque => Err(UblkError::NoSharing("the stack looks at data")),
         () if mode == DataMode::GetData => Err(UblkError::NoSharing("get-data names memory of its own")),
         () => Ok(()),
+    }
+}
+
+/// The integrity data that the block device shows, and why no other. What cannot be shown is left out: the data is
+/// whole without.
+fn integrity(spec: &UblkSpec, stack: &Stands<'_>, has: Features) -> (Option<Integrity>, &'static str) {
+    let none = |why| (None, why);
+    match (stack.integrity, spec.mode) {
+        (None, _) => none(NO_INTEGRITY),
+        (Some(_), Some(mode)) if mode != DataMode::UserCopy => {
+            none("left out: the driver has it come by user-copy, and another mode was asked for")
+        }
+        (Some(_), _) if spec.unprivileged => none("left out: an unprivileged device cannot have it"),
+        (Some(_), _) if !has.has(Features::INTEGRITY) => none("left out: the driver lacks INTEGRITY (7.0)"),
+        (Some(shape), _) => (Some(shape), "the stack keeps it"),
     }
 }
 
@@ -291,7 +326,8 @@ mod tests {
     }
 
     fn plan(text: &str, survives: bool, offered: Option<Features>) -> Result<Plan, UblkError> {
-        Plan::new(&text.parse().unwrap(), &profile(), survives, 128, 2, offered)
+        let stack = Stands { profile: &profile(), survives, integrity: None };
+        Plan::new(&text.parse().unwrap(), &stack, 128, 2, offered)
     }
 
     fn error(text: &str, survives: bool, offered: Option<Features>) -> String {
@@ -334,7 +370,8 @@ mod tests {
         assert!(error("shmem=/dev/shm/x", true, old).contains("lacks SHMEM_ZC"));
         let looks = Profile { opaque: false, ..profile() };
         let spec = "shmem=/dev/shm/x".parse().unwrap();
-        let refused = Plan::new(&spec, &looks, true, 128, 2, all).err().unwrap().to_string();
+        let stack = Stands { profile: &looks, survives: true, integrity: None };
+        let refused = Plan::new(&spec, &stack, 128, 2, all).err().unwrap().to_string();
         assert!(refused.contains("the stack looks at data"), "{refused}");
     }
 

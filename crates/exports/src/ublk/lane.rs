@@ -4,6 +4,7 @@ use super::batch::{Batch, Outcome, Told};
 use super::driver::{Driver, LaneMemory};
 use super::mode::DataMode;
 use super::request::{Asked, Bounds, asked_of, result_of};
+use super::tuples::Tuples;
 use super::{ClientMemory, LaneConfig, OpenLaneError};
 use crate::fronts::FrontNumber;
 use ::ublk::{
@@ -24,7 +25,7 @@ const NOWHERE: u64 = 4096;
 
 /// Whose turn it is with a tag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Stage {
+pub(super) enum Stage {
     /// Nobody's: the tag was not fetched yet, or the driver took it back.
     Out,
     /// The driver's: our command ends when there is a request.
@@ -35,6 +36,8 @@ enum Stage {
     Filling,
     /// The stack's.
     InStack,
+    /// Ours: the stack, or the driver, is done with the data, and the integrity data goes to the stack next.
+    Between,
     /// Ours: a read is done, and the ring has no room to hand over its data.
     Full,
     /// The driver's: the data of a read goes to the request's memory, or that is unregistered.
@@ -43,18 +46,20 @@ enum Stage {
 
 /// A tag of the driver's.
 #[derive(Clone, Copy, Debug)]
-struct Slot {
-    stage: Stage,
+pub(super) struct Slot {
+    pub(super) stage: Stage,
     /// The request's memory was registered by command.
     registered: bool,
     /// The data is in memory that the client shares.
     in_client_memory: bool,
+    /// There is integrity data to be carried beside the data.
+    pub(super) has_tuples: bool,
     /// What the driver is to be told, while that waits for [`Stage::Emptying`].
-    result: i32,
+    pub(super) result: i32,
     /// What was asked for; without meaning while nothing is.
-    asked: Asked,
+    pub(super) asked: Asked,
     /// Memory that was allocated for it; empty when there is none.
-    memory: Segment,
+    pub(super) memory: Segment,
 }
 
 impl Slot {
@@ -62,6 +67,7 @@ impl Slot {
         stage: Stage::Out,
         registered: false,
         in_client_memory: false,
+        has_tuples: false,
         result: 0,
         asked: Asked::NOTHING,
         memory: Segment::EMPTY,
@@ -96,12 +102,14 @@ impl Codes {
 
 /// A lane.
 pub(super) struct Lane {
-    config: LaneConfig,
+    pub(super) config: LaneConfig,
     codes: Codes,
     /// A buffer, or a place for its request's memory, for each tag, one behind the other. `None`: memory is taken when
     /// there is a request for it.
     memory: Option<LaneMemory>,
-    slots: Box<[Slot]>,
+    pub(super) slots: Box<[Slot]>,
+    /// Integrity data, where there is any.
+    pub(super) tuples: Option<Tuples>,
     /// Tags that are not [`Stage::Out`].
     live: u32,
     /// Every command that the driver gets from here on is asked back at once.
@@ -130,6 +138,7 @@ impl Lane {
             codes: Codes::new(config.encoded),
             memory,
             slots: vec![Slot::NEW; config.depth.into()].into(),
+            tuples: config.integrity.map(|shape| Tuples::new(shape, config.depth)),
             live: config.depth.into(),
             withdrawn: false,
             batch: None,
@@ -310,10 +319,11 @@ impl Lane {
                     self.taken_back(tag, ring);
                 }
             },
+            Stage::Filling if slot.has_tuples => self.filled_with_tuples(tag, result, ring, queues, waiting),
             Stage::Filling => self.filled(tag, result, ring, queues),
-            Stage::Emptying => self.emptied(tag, result, ring),
+            Stage::Emptying => self.emptied(tag, result, ring, waiting),
             // The driver answers each command once.
-            Stage::Out | Stage::Starved | Stage::InStack | Stage::Full => {
+            Stage::Out | Stage::Starved | Stage::InStack | Stage::Between | Stage::Full => {
                 debug_assert!(false, "{:?} tag {tag}: an end in {:?}", self.config.queue, slot.stage);
             }
         }
@@ -327,7 +337,12 @@ impl Lane {
         queues: &mut Queues<D>,
         waiting: &mut Waiting,
     ) {
-        match self.slots[usize::from(tag)].stage {
+        let slot = &self.slots[usize::from(tag)];
+        let past_data = slot.has_tuples && self.is_past_data(tag);
+        match slot.stage {
+            Stage::Between => self.submit_tuples(tag, ring, queues),
+            Stage::Starved if past_data => self.fill_tuples(tag, ring, waiting),
+            Stage::Full if past_data => self.hand_over_tuples(tag, ring, waiting),
             Stage::Starved => self.provide(tag, ring, queues, waiting),
             Stage::Full => {
                 let data = queues.get_mut(self.config.queue).request(Tag(tag)).data;
@@ -337,7 +352,7 @@ impl Lane {
         }
     }
 
-    fn token(&self, tag: u16) -> Token {
+    pub(super) fn token(&self, tag: u16) -> Token {
         Token { front: FrontNumber::Ublk as u8, index: self.config.queue.0, number: tag.into() }
     }
 
@@ -390,7 +405,7 @@ impl Lane {
         let bounds =
             Bounds { size: Bytes(self.config.shared.size.load(Relaxed)), io_max: self.config.io_max };
         let slot = &mut self.slots[usize::from(tag)];
-        (slot.registered, slot.in_client_memory) = (false, false);
+        (slot.registered, slot.in_client_memory, slot.has_tuples) = (false, false, false);
         slot.result = 0;
         match asked_of(&descriptor, bounds) {
             Ok(asked) => slot.asked = asked,
@@ -404,6 +419,11 @@ impl Lane {
                 return self.commit(tag, -status.errno(), ring);
             }
         }
+        let comes_with_tuples = descriptor.flags().has(IoFlags::INTEGRITY) && slot.asked.data_len > 0;
+        if comes_with_tuples && !self.expect_tuples(tag) {
+            return self.commit(tag, -libc::EIO, ring);
+        }
+        let slot = &mut self.slots[usize::from(tag)];
         if descriptor.flags().has(IoFlags::SHMEM_ZC) && slot.asked.data_len > 0 {
             return self.arrived_in_client_memory(tag, &descriptor, ring, queues);
         }
@@ -447,6 +467,10 @@ impl Lane {
 
     /// Give a request the memory that it needs.
     fn provide<D: Driver>(&mut self, tag: u16, ring: &mut D, queues: &mut Queues<D>, waiting: &mut Waiting) {
+        if self.slots[usize::from(tag)].has_tuples && !self.provide_tuples(tag, ring) {
+            self.slots[usize::from(tag)].stage = Stage::Starved;
+            return waiting.push_back((self.config.queue, tag));
+        }
         let slot = &mut self.slots[usize::from(tag)];
         let Asked { req, data_len: len } = slot.asked;
         match self.memory {
@@ -535,16 +559,20 @@ impl Lane {
                 slot.registered = true;
                 self.submit(tag, self.kernel_buffer(tag, len), ring, queues);
             }
-            _ => {
-                self.free_memory(tag, ring);
-                let errno = i32::try_from(-result).ok().filter(|&errno| errno > 0).unwrap_or(libc::EIO);
-                self.commit(tag, -errno, ring);
-            }
+            _ => self.not_filled(tag, result, ring),
         }
     }
 
+    /// What was begun to give a request its memory has failed, or fell short.
+    #[cold]
+    pub(super) fn not_filled<D: Driver>(&mut self, tag: u16, result: i64, ring: &mut D) {
+        self.free_memory(tag, ring);
+        let errno = i32::try_from(-result).ok().filter(|&errno| errno > 0).unwrap_or(libc::EIO);
+        self.commit(tag, -errno, ring);
+    }
+
     #[inline]
-    fn submit<D: Driver>(&mut self, tag: u16, data: Data, ring: &mut D, queues: &mut Queues<D>) {
+    pub(super) fn submit<D: Driver>(&mut self, tag: u16, data: Data, ring: &mut D, queues: &mut Queues<D>) {
         let slot = &mut self.slots[usize::from(tag)];
         slot.stage = Stage::InStack;
         let req = Request { data, ..slot.asked.req };
@@ -574,6 +602,13 @@ impl Lane {
             return self.commit(tag, result, ring);
         }
         let takes_data = slot.asked.takes_data();
+        if slot.has_tuples {
+            slot.result = result;
+            if !self.done_with_tuples(tag, (req.data, status), ring, waiting) {
+                return;
+            }
+        }
+        let slot = &mut self.slots[usize::from(tag)];
         match self.config.mode {
             DataMode::UserCopy if takes_data && status.is_ok() => {
                 slot.result = result;
@@ -598,7 +633,7 @@ impl Lane {
     }
 
     /// Copy what was read to where the kernel wants it.
-    fn hand_over<D: Driver>(&mut self, tag: u16, data: Data, ring: &mut D, waiting: &mut Waiting) {
+    pub(super) fn hand_over<D: Driver>(&mut self, tag: u16, data: Data, ring: &mut D, waiting: &mut Waiting) {
         let Data::One(memory) = data else { return self.commit(tag, -libc::EIO, ring) };
         let memory = Segment { len: self.slots[usize::from(tag)].asked.data_len, ..memory };
         let offset = user_copy_offset(self.config.q_id, self.config.first_tag + tag, 0);
@@ -611,9 +646,14 @@ impl Lane {
     }
 
     /// A read's data is where it belongs, or a request's memory is no longer ours.
-    fn emptied<D: Driver>(&mut self, tag: u16, result: i64, ring: &mut D) {
+    fn emptied<D: Driver>(&mut self, tag: u16, result: i64, ring: &mut D, waiting: &mut Waiting) {
         let slot = &mut self.slots[usize::from(tag)];
-        let told = if slot.registered {
+        let told = if slot.has_tuples {
+            match self.emptied_with_tuples(tag, result, waiting) {
+                Some(told) => told,
+                None => return,
+            }
+        } else if slot.registered {
             if result < 0 {
                 self.refused(-result as i32);
             }
@@ -656,6 +696,9 @@ impl Lane {
         let slot = &mut self.slots[usize::from(tag)];
         if slot.memory.len > 0 {
             ring.free(std::mem::replace(&mut slot.memory, Segment::EMPTY));
+        }
+        if slot.has_tuples {
+            self.free_tuples(tag, ring);
         }
     }
 

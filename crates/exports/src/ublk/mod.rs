@@ -19,11 +19,12 @@ mod modelled;
 mod request;
 #[cfg(test)]
 mod tests;
+mod tuples;
 
 use crate::fronts::{Front as FrontOfTurn, Turn};
 use ::ublk::Descriptors;
 use batch::Batch;
-use block::{Bytes, Region};
+use block::{Bytes, Integrity, Region};
 pub use driver::{Batches, Driver, KernelBuffers, LaneMemory};
 use lane::{Lane, Waiting};
 pub use mode::{Choice, Circumstances, DataMode, NotPossible, UnknownMode};
@@ -71,6 +72,8 @@ pub struct LaneConfig {
     pub batch: bool,
     /// The driver knows ioctl-encoded commands.
     pub encoded: bool,
+    /// The device has integrity data, of this shape. Then data comes by user copy.
+    pub integrity: Option<Integrity>,
     /// Memory that clients share, if they do.
     pub client_memory: Option<ClientMemory>,
     /// What others see of it.

@@ -4,9 +4,10 @@ use super::*;
 use crate::fronts::FrontNumber;
 use ::ublk::model::{ClientRequest, Finished, Model, ModelConfig};
 use ::ublk::{
-    Driver as Control, Features, IoCommand, IoFlags, IoOp, KernelOp, NewDevice, ParamTypes, Params,
+    Driver as Control, Features, IoCommand, IoFlags, IoOp, KernelOp, NewDevice, ParamIntegrity, ParamTypes,
+    Params,
 };
-use backends::{Null, NullSpec};
+use backends::{Null, NullSpec, Ram, RamSpec};
 use queue::{Queue, QueueConfig, Ring as _, Stack};
 use sim::nodes::{Lender, PlainFile};
 use sim::{Disk, DiskConfig, Faults, Rng, SimRing, Tracer};
@@ -26,6 +27,8 @@ enum Behind {
     Lender,
     /// Reads are zeroes, which a file of zeroes fills in where nobody else can.
     Null,
+    /// Memory with T10's tuples.
+    Guarded,
 }
 
 struct Rig {
@@ -46,6 +49,22 @@ fn params() -> Params {
     params.basic.physical_bs_shift = 12;
     params.basic.max_sectors = (IO_MAX.0 >> 9) as u32;
     params.basic.dev_sectors = DISK.0 >> 9;
+    params
+}
+
+/// With T10's tuples, 8 bytes beside every sector.
+fn guarded_params() -> Params {
+    let mut params = params();
+    params.types |= ParamTypes::INTEGRITY.0;
+    params.integrity = ParamIntegrity {
+        flags: ParamIntegrity::CAN_GUARD | ParamIntegrity::HAS_PLACE,
+        max_integrity_segments: 1,
+        interval_exp: 9,
+        metadata_size: 8,
+        csum_type: ParamIntegrity::CSUM_CRC16,
+        tag_size: 2,
+        ..ParamIntegrity::default()
+    };
     params
 }
 
@@ -78,7 +97,8 @@ fn rig_with(mode: DataMode, behind: Behind, more: Features) -> Rig {
         server_flags: 0,
     };
     let number = control.add(&new).unwrap().dev_id;
-    control.set_params(number, &params()).unwrap();
+    let integrity = (behind == Behind::Guarded).then(|| "t10".parse().unwrap());
+    control.set_params(number, &if integrity.is_some() { guarded_params() } else { params() }).unwrap();
     let mut ring = ModelRing::new(inner, model.open_char(number, SERVER).unwrap(), 1);
     let mut queues = Queues::default();
     let id = queues.vacant();
@@ -89,6 +109,10 @@ fn rig_with(mode: DataMode, behind: Behind, more: Features) -> Rig {
         Behind::Null => {
             let null = Null::new(&NullSpec { size: DISK, ..NullSpec::default() }).unwrap();
             stack.backend(Box::new(null.node(None).with_file(disk)))
+        }
+        Behind::Guarded => {
+            let ram = Ram::new(&RamSpec { size: DISK, huge: false, integrity }).unwrap();
+            stack.backend(Box::new(ram.node(None)))
         }
     };
     let config = QueueConfig { id, depth: DEPTH + 1, segments_per_tag: 1, timeout_ns: None };
@@ -115,6 +139,7 @@ fn rig_with(mode: DataMode, behind: Behind, more: Features) -> Rig {
         lends: behind == Behind::Lender,
         io_max: IO_MAX,
         batch: more.has(Features::BATCH_IO),
+        integrity,
         client_memory,
         encoded: true,
         shared: shared.clone(),
@@ -126,7 +151,15 @@ fn rig_with(mode: DataMode, behind: Behind, more: Features) -> Rig {
 
 fn request(op: KernelOp, start: u64, sectors: u32, byte: u8) -> ClientRequest {
     let len = if matches!(op, KernelOp::Read | KernelOp::Write) { sectors as usize * 512 } else { 0 };
-    ClientRequest { op, flags: IoFlags::NONE, start, sectors, data: vec![byte; len], shared: None }
+    ClientRequest {
+        op,
+        flags: IoFlags::NONE,
+        start,
+        sectors,
+        data: vec![byte; len],
+        shared: None,
+        tuples: None,
+    }
 }
 
 impl Rig {
@@ -446,6 +479,7 @@ fn a_queue_without_memory_for_its_batches_leaves_everything_with_its_caller() {
     for left in [0, 1] {
         rig.ring.reserves_left = left;
         let config = LaneConfig {
+            integrity: None,
             queue: QueueId(rig.queue.0 + 1),
             file: rig.ring.file(),
             descriptors: rig.ring.descriptors(0).unwrap(),
@@ -519,4 +553,58 @@ fn an_end_for_a_queue_that_is_gone_is_nobodys() {
     rig.front.ended(token(9, 0), 0, &mut rig.ring, &mut rig.queues);
     rig.front.ended(token(rig.queue.0, 99), 0, &mut rig.ring, &mut rig.queues);
     assert!(rig.front.has_tags(rig.queue));
+}
+
+#[test]
+fn integrity_data_comes_and_goes_beside_the_data() {
+    for more in [Features::INTEGRITY, Features::INTEGRITY.with(Features::BATCH_IO)] {
+        let mut rig = rig_with(DataMode::UserCopy, Behind::Guarded, more);
+        let with = |request, tuples: &[u8]| ClientRequest { tuples: Some(tuples.to_vec()), ..request };
+        let idle = rig.memory_in_use();
+        let marks: Vec<u8> = (0..64).collect();
+        let written = rig.carry(with(request(KernelOp::Write, 8, 8, 5), &marks));
+        assert_eq!((written.errno, written.tuples), (0, Vec::new()));
+        // Across what was written with tuples, and what was not.
+        let read = rig.carry(with(request(KernelOp::Read, 4, 8, 0), &[0; 64]));
+        assert_eq!((read.errno, &read.data[..2048], &read.data[2048..]), (0, &[0; 2048][..], &[5; 2048][..]));
+        assert_eq!((&read.tuples[..32], &read.tuples[32..]), (&[0xff; 32][..], &marks[..32]));
+        // Whoever brings none takes away those that were there, and needs none to read.
+        assert_eq!(rig.carry(request(KernelOp::Write, 8, 1, 6)).errno, 0);
+        assert_eq!(rig.carry(request(KernelOp::Read, 8, 1, 0)).data, vec![6; 512]);
+        let read = rig.carry(with(request(KernelOp::Read, 8, 2, 0), &[0; 16]));
+        assert_eq!((&read.tuples[..8], &read.tuples[8..]), (&[0xff; 8][..], &marks[8..16]));
+        rig.settle();
+        assert_eq!(rig.memory_in_use(), idle);
+    }
+}
+
+#[test]
+fn integrity_data_waits_for_room_as_data_does() {
+    let mut rig = rig_with(DataMode::UserCopy, Behind::Guarded, Features::INTEGRITY);
+    for refused in 1..4 {
+        for (op, byte) in [(KernelOp::Write, refused as u8), (KernelOp::Read, 0)] {
+            rig.ring.copies_refused = refused;
+            let tuples = Some(vec![byte; 16]);
+            let done = rig.carry(ClientRequest { tuples, ..request(op, 16, 2, byte) });
+            assert_eq!((done.errno, rig.ring.copies_refused), (0, 0));
+            if op == KernelOp::Read {
+                let want = refused as u8;
+                assert_eq!((done.data, done.tuples), (vec![want; 1024], vec![want; 16]));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_request_whose_integrity_data_is_missing_is_an_error() {
+    let mut rig = rig_with(DataMode::UserCopy, Behind::Guarded, Features::INTEGRITY);
+    let idle = rig.memory_in_use();
+    // Fewer than there are intervals.
+    let short = |op| ClientRequest { tuples: Some(vec![1; 8]), ..request(op, 0, 2, 3) };
+    assert_eq!(rig.carry(short(KernelOp::Write)).errno, libc::EIO);
+    assert_eq!(rig.carry(short(KernelOp::Read)).errno, libc::EIO);
+    let beyond = ClientRequest { tuples: Some(vec![0; 16]), ..request(KernelOp::Read, 511, 2, 0) };
+    assert_eq!(rig.carry(beyond).errno, libc::EIO);
+    rig.settle();
+    assert_eq!(rig.memory_in_use(), idle);
 }

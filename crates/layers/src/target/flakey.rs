@@ -401,7 +401,7 @@ impl<R: Ring> Node<R> for FlakeyNode {
     }
 
     fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
-        let down = !req.op.is_zoned() && self.is_down(cx.now().0);
+        let down = !req.op.is_special() && self.is_down(cx.now().0);
         let writes = req.op.is_write() || req.op == Op::Flush;
         self.sent[io.tag.index()] = Sent {
             offset: req.offset,

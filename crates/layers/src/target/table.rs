@@ -162,7 +162,7 @@ impl<R: Ring> Node<R> for TableNode {
             let flush = *req;
             return self.flushes.start(io, &self.children, cx, |_| flush);
         }
-        if req.op.is_zoned() {
+        if req.op.is_special() {
             return Verdict::Up(Status::NotSupported);
         }
         if req.end() > self.end() {

@@ -139,7 +139,7 @@ impl<R: Ring> Node<R> for PlainFile {
         match req.op {
             Op::Extents => Verdict::Up(self.extents(req, cx).unwrap_or(Status::IoError)),
             Op::WriteZeroes if req.flags.has(Flags::FAST_ZERO) => Verdict::Up(Status::NotSupported),
-            op if op.is_zoned() => Verdict::Up(Status::NotSupported),
+            op if op.is_special() => Verdict::Up(Status::NotSupported),
             _ => self.start(io, req, cx),
         }
     }

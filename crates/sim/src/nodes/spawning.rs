@@ -47,7 +47,7 @@ impl<R: Ring> Node<R> for Chop {
     fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         let sectors = req.len.0 >> 9;
         let count = self.rng.between(1, u64::from(Self::PIECES)).min(sectors);
-        if count < 2 || req.op.is_zoned() || !(req.op.moves_data() || req.op.is_write()) {
+        if count < 2 || req.op.is_special() || !(req.op.moves_data() || req.op.is_write()) {
             return Verdict::Down(self.child);
         }
         if cx.spare_children() < count as usize {

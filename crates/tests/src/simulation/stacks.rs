@@ -284,7 +284,8 @@ impl Setup {
                 Part::Remote { number: self.remotes.len() - 1 }
             }
             0 => {
-                self.rams.push(Ram::new(&RamSpec { size: len, huge: false }).expect("memory"));
+                self.rams
+                    .push(Ram::new(&RamSpec { size: len, huge: false, integrity: None }).expect("memory"));
                 Part::Ram { number: self.rams.len() - 1 }
             }
             1 => {

@@ -176,7 +176,7 @@ impl World {
             }
         }
         let queue = self.rng.below(self.setup.queues.into()) as u16;
-        let request = ClientRequest { op, flags, start: first, sectors, data, shared: None };
+        let request = ClientRequest { op, flags, start: first, sectors, data, shared: None, tuples: None };
         let number = self.kernel.submit(self.number, queue, request).expect("there is a block device");
         let args = [("op", op as u64), ("number", number), ("sector", first), ("sectors", sectors.into())];
         self.note("ask", &args);
@@ -214,7 +214,7 @@ impl World {
     }
 
     fn judge(&mut self, finished: Finished) -> Result<(), String> {
-        let Finished { number, errno, data } = finished;
+        let Finished { number, errno, data, .. } = finished;
         self.note("told", &[("number", number), ("errno", errno as u64)]);
         let flying = self.flying.remove(&number).ok_or_else(|| format!("request {number} ended twice"))?;
         let status = Status::from_errno(errno);
@@ -403,6 +403,7 @@ impl Server {
                 lends: false,
                 io_max: IO_MAX,
                 batch: way.batch,
+                integrity: None,
                 client_memory: None,
                 encoded: true,
                 shared: Arc::new(shared),

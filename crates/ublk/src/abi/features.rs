@@ -59,6 +59,8 @@ features! {
     NO_AUTO_PART_SCAN = 18,
     /// Memory shared with clients is used in place.
     SHMEM_ZC = 19,
+    /// The server chooses how long the descriptors of requests are; what is longer than ours is padding so far.
+    IO_DESC_SIZE = 20,
 }
 
 impl Features {
@@ -139,7 +141,7 @@ mod tests {
 
     #[test]
     fn every_feature_of_the_header_is_named_once() {
-        assert_eq!(Features::KNOWN, Features((1 << 20) - 1));
-        assert_eq!(Features::NAMED.len(), 20);
+        assert_eq!(Features::KNOWN, Features((1 << 21) - 1));
+        assert_eq!(Features::NAMED.len(), 21);
     }
 }

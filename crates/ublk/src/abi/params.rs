@@ -179,6 +179,31 @@ pub struct ParamIntegrity {
     pub pad: [u8; 5],
 }
 
+impl ParamIntegrity {
+    /// Of `flags`: tuples are made and checked by whoever knows how.
+    pub const CAN_GUARD: u32 = 1;
+    /// Of `flags`: a tuple says where it belongs.
+    pub const HAS_PLACE: u32 = 2;
+    /// A `csum_type`: tuples are nobody's to check.
+    pub const CSUM_NONE: u8 = 0;
+    /// A `csum_type`: T10's tuples with the IP checksum.
+    pub const CSUM_IP: u8 = 1;
+    /// A `csum_type`: T10's tuples with CRC-16.
+    pub const CSUM_CRC16: u8 = 2;
+    /// A `csum_type`: NVMe's tuples with CRC-64.
+    pub const CSUM_CRC64: u8 = 4;
+
+    /// How much of the metadata is what the driver knows of; `None`: there is no such type.
+    pub const fn tuple_len(&self) -> Option<u8> {
+        match self.csum_type {
+            ParamIntegrity::CSUM_NONE => Some(0),
+            ParamIntegrity::CSUM_IP | ParamIntegrity::CSUM_CRC16 => Some(8),
+            ParamIntegrity::CSUM_CRC64 => Some(16),
+            _ => None,
+        }
+    }
+}
+
 /// `struct ublk_params`. A driver with a shorter one takes the beginning and says so in `len`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]

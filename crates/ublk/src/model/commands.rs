@@ -3,8 +3,8 @@
 use super::device::Device;
 use super::{Model, World};
 use crate::abi::{
-    Attributes, ControlOp, DeviceInfo, Features, ParamTypes, Params, QUEUE_DEPTH_MAX, QUEUES_MAX,
-    SEGMENT_SIZE_MIN, ShmemBufferReg, State,
+    Attributes, ControlOp, DeviceInfo, Features, ParamIntegrity, ParamTypes, Params, QUEUE_DEPTH_MAX,
+    QUEUES_MAX, SEGMENT_SIZE_MIN, ShmemBufferReg, State,
 };
 use crate::control::{Command, Refusal};
 use std::time::Duration;
@@ -169,6 +169,9 @@ fn add(world: &mut World, command: &Command) -> Answer {
             return invalid;
         }
     }
+    if flags.has(Features::INTEGRITY) && !flags.has(Features::USER_COPY) {
+        return invalid;
+    }
     if command.device != info.dev_id || command.device != u32::MAX && command.device >= DEVICES_MAX {
         return invalid;
     }
@@ -196,7 +199,8 @@ fn set_params(there: &mut Device, buffer: &[u8]) -> Answer {
     if there.has_disk() {
         return Err(refused(libc::EACCES));
     }
-    if !valid(&params, there.info.max_io_buf_bytes) {
+    let granted = !params.types().has(ParamTypes::INTEGRITY) || there.features().has(Features::INTEGRITY);
+    if !granted || !valid(&params, there.info.max_io_buf_bytes) {
         there.params = Params { types: 0, ..Params::new() };
         return Err(refused(libc::EINVAL));
     }
@@ -222,7 +226,16 @@ fn valid(params: &Params, io_bytes_max: u32) -> bool {
     let segments = boundary.is_power_of_two()
         && boundary >= SEGMENT_SIZE_MIN.into()
         && params.seg.max_segment_size >= SEGMENT_SIZE_MIN;
+    let integrity = &params.integrity;
+    let tuple = integrity.tuple_len();
+    let guarded = tuple
+        .is_some_and(|tuple| integrity.pi_offset.saturating_add(tuple) <= integrity.metadata_size)
+        && integrity.metadata_size > 0
+        && integrity.flags & !(ParamIntegrity::CAN_GUARD | ParamIntegrity::HAS_PLACE) == 0
+        && (tuple != Some(0) || integrity.flags & ParamIntegrity::HAS_PLACE == 0)
+        && (9..=basic.logical_bs_shift).contains(&integrity.interval_exp);
     types.has(ParamTypes::BASIC)
+        && (guarded || !types.has(ParamTypes::INTEGRITY))
         && blocks
         && sectors
         && (discards || !types.has(ParamTypes::DISCARD))

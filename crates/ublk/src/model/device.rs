@@ -2,8 +2,8 @@
 
 use super::{ClientRequest, Finished, RingId};
 use crate::abi::{
-    AutoBufReg, DeviceInfo, Features, IoDescriptor, IoFlags, KernelOp, Params, State, shmem_index,
-    shmem_offset,
+    AutoBufReg, DeviceInfo, Features, IoDescriptor, IoFlags, KernelOp, ParamTypes, Params, State,
+    shmem_index, shmem_offset,
 };
 use crate::kernel::SharedDescriptors;
 use std::collections::VecDeque;
@@ -48,6 +48,8 @@ pub(super) struct Active {
     pub(super) request: ClientRequest,
     /// Data of the beginning that the server has done without the rest.
     before: Vec<u8>,
+    /// Integrity data of it.
+    tuples_before: Vec<u8>,
 }
 
 impl Active {
@@ -57,9 +59,10 @@ impl Active {
 
     fn descriptor(&self, addr: u64) -> IoDescriptor {
         let shared = if self.request.shared.is_some() { IoFlags::SHMEM_ZC } else { IoFlags::NONE };
+        let tuples = if self.request.tuples.is_some() { IoFlags::INTEGRITY } else { IoFlags::NONE };
         let addr = self.request.shared.unwrap_or(addr);
         IoDescriptor {
-            op_flags: self.request.op as u32 | self.request.flags.0 | shared.0,
+            op_flags: self.request.op as u32 | self.request.flags.0 | shared.0 | tuples.0,
             nr_sectors: self.request.sectors,
             start_sector: self.request.start,
             addr,
@@ -221,8 +224,10 @@ impl Device {
         let index = queue % self.queues.len();
         // Memory that is not, or not any more, shared is the client's own.
         let shared = request.shared.filter(|&place| self.shared_at(place, request.data.len()).is_some());
-        let request = ClientRequest { shared, ..request };
-        self.offer(index, Active { number, request, before: Vec::new() });
+        let keeps_tuples = self.params.types().has(ParamTypes::INTEGRITY);
+        let tuples = request.tuples.filter(|_| keeps_tuples);
+        let request = ClientRequest { shared, tuples, ..request };
+        self.offer(index, Active { number, request, before: Vec::new(), tuples_before: Vec::new() });
     }
 
     fn offer(&mut self, index: usize, active: Active) {
@@ -258,10 +263,12 @@ impl Device {
 
     /// A client is told.
     fn finish(&mut self, active: Active, errno: i32) {
-        let Active { number, request, mut before } = active;
+        let Active { number, request, mut before, mut tuples_before } = active;
         before.extend(request.data);
-        let data = if request.op == KernelOp::Read && errno == 0 { before } else { Vec::new() };
-        self.finished.push(Finished { number, errno, data });
+        tuples_before.extend(request.tuples.unwrap_or_default());
+        let is_read = request.op == KernelOp::Read && errno == 0;
+        let (data, tuples) = if is_read { (before, tuples_before) } else { Default::default() };
+        self.finished.push(Finished { number, errno, data, tuples });
     }
 
     /// The request of a tag ends as the server said; the next one may have the tag.
@@ -281,6 +288,10 @@ impl Device {
             let rest = active.request.data.split_off(done as usize * 512);
             active.before.append(&mut active.request.data);
             active.request.data = rest;
+            if let Some(tuples) = &mut active.request.tuples {
+                let rest = tuples.split_off(tuples.len() / active.request.sectors as usize * done as usize);
+                active.tuples_before.extend(std::mem::replace(tuples, rest));
+            }
             active.request.start += u64::from(done);
             active.request.shared = active.request.shared.map(|place| place + u64::from(done) * 512);
             active.request.sectors -= done;

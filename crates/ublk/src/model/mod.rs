@@ -10,7 +10,7 @@
 //!
 //! *Invariant:* a request ends exactly once, or waits for a server.
 //!
-//! It does not model integrity data and zones, and does not offer them;
+//! It does not model zones and descriptors of other lengths, and does not offer them;
 //! nor partitions, merging, and limits on how requests are split.
 
 mod batch;
@@ -46,7 +46,7 @@ pub struct ModelConfig {
 
 impl ModelConfig {
     /// What no model does.
-    const BEYOND: Features = Features::INTEGRITY.with(Features::ZONED);
+    const BEYOND: Features = Features::ZONED.with(Features::IO_DESC_SIZE);
 
     const fn with(features: Features) -> ModelConfig {
         ModelConfig { features: features.without(Self::BEYOND), cpus: 4, hangs: false, privileged: true }
@@ -79,6 +79,8 @@ pub struct ClientRequest {
     pub data: Vec<u8>,
     /// The data is in memory that the server shares: where in it, as a descriptor says it.
     pub shared: Option<u64>,
+    /// Integrity data, if the client brings or wants any; as `data`. A device without takes no notice of it.
+    pub tuples: Option<Vec<u8>>,
 }
 
 /// How a client's request ended.
@@ -90,6 +92,8 @@ pub struct Finished {
     pub errno: i32,
     /// For a read, what was read.
     pub data: Vec<u8>,
+    /// For a read, the integrity data that came with it.
+    pub tuples: Vec<u8>,
 }
 
 /// A driver with its devices. Clones are the same driver.

@@ -2,10 +2,16 @@
 
 use super::device::{Device, Fetcher, Held, Slot};
 use super::{Model, World};
-use crate::abi::{AutoBufReg, Features, IoCommand, IoDescriptor, IoFlags, IoOp, KernelOp, user_copy_offset};
+use crate::abi::{
+    AutoBufReg, Features, IoCommand, IoDescriptor, IoFlags, IoOp, KernelOp, user_copy_integrity_offset,
+    user_copy_offset,
+};
 use crate::kernel::Descriptors;
 use std::io;
 use std::sync::Arc;
+
+/// In an offset: integrity data, not data.
+const INTEGRITY_FLAG: u64 = user_copy_integrity_offset(0, 0, 0) & !user_copy_offset(0, 0, 0);
 
 /// An io_uring of the server's, to tell ends and registered buffers of several apart.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -152,6 +158,8 @@ impl CharDevice {
             let Some(place) = offset.checked_sub(user_copy_offset(0, 0, 0)) else {
                 return -i64::from(libc::EINVAL);
             };
+            let of_tuples = place & INTEGRITY_FLAG != 0;
+            let place = place & !INTEGRITY_FLAG;
             let (queue, tag) = ((place >> 41) as usize, (place >> 25) as usize & 0xffff);
             let skip = place as usize & 0x1ff_ffff;
             let slot = there.queues.get_mut(queue).and_then(|queue| queue.slots.get_mut(tag));
@@ -161,6 +169,15 @@ impl CharDevice {
                     -i64::from(libc::EINVAL)
                 }
                 Some(active) if active.request.op != only => -i64::from(libc::EACCES),
+                Some(active) if of_tuples => {
+                    // Who has none gets none.
+                    active
+                        .request
+                        .tuples
+                        .as_mut()
+                        .map_or(0, |all| copy(all.get_mut(skip..).unwrap_or_default()))
+                        as i64
+                }
                 Some(active) => copy(&mut active.request.data[skip..]) as i64,
                 None => -i64::from(libc::EINVAL),
             }

@@ -105,7 +105,8 @@ impl Rig {
 
     fn ask(&self, op: KernelOp, start: u64, byte: u8) -> u64 {
         let data = vec![byte; 4096];
-        let request = ClientRequest { op, flags: IoFlags::NONE, start, sectors: 8, data, shared: None };
+        let request =
+            ClientRequest { op, flags: IoFlags::NONE, start, sectors: 8, data, shared: None, tuples: None };
         self.model.submit(self.number, 0, request).unwrap()
     }
 
@@ -326,6 +327,7 @@ fn fail_io_fails_everything_until_there_is_a_server() {
         sectors: 0,
         data: vec![],
         shared: None,
+        tuples: None,
     };
     let between = model.submit(number, 0, request).unwrap();
     let ends: Vec<_> =

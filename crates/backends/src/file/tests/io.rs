@@ -31,7 +31,7 @@ fn the_offset_is_added() {
 fn a_file_has_no_zones() {
     let (_dir, path) = image();
     let (_, mut disk) = with_facts(&path, buffered_facts());
-    for op in Op::ALL.into_iter().filter(|op| op.is_zoned()) {
+    for op in Op::ALL.into_iter().filter(|op| op.is_special()) {
         assert_eq!(disk.bare(op, 0, 0), Status::NotSupported, "{op:?}");
     }
     assert_eq!(disk.write(0, &[1; 512], Flags::NONE), Status::Ok, "nothing is held back after them");

@@ -248,7 +248,7 @@ impl<R: Ring> Node<R> for LogWritesNode {
                 }
             }
             Op::WriteZeroes => return Verdict::Up(block::Status::NotSupported),
-            op if op.is_zoned() => return Verdict::Up(block::Status::NotSupported),
+            op if op.is_special() => return Verdict::Up(block::Status::NotSupported),
             _ => {}
         }
         if req.op == Op::Discard && !self.discards {

@@ -54,6 +54,7 @@ pub(super) const TESTS: &[Test] = &[
     test("ublk/shmemzc_03", "the same on a device whose buffers register themselves", || {
         shared_memory("file:{image}", "mode=auto-zero-copy,")
     }),
+    test("ublk/integrity_01", "the kernel's integrity data comes back as it was written", integrity),
     test("ublk/part_01", "partitions are found when a device starts, and not with no-part-scan", part_scan),
     test("ublk/partitions", "partitions can be made on a live device, and used", partitions),
 ];
@@ -306,6 +307,34 @@ fn shared_memory(stack: &str, options: &str) -> Done {
     // Whoever has other memory is served as ever.
     ublk.disk.load(&["--rw=randrw", "--size=1M"]).ok();
     ublk.end();
+    Ok(())
+}
+
+/// The kernel makes tuples for what it writes, and checks those of what it reads.
+fn integrity() -> Done {
+    needs(Features::INTEGRITY)?;
+    for (word, format, tuple) in
+        [("t10", "T10-DIF-TYPE1-CRC", 8_u64), ("nvme", "EXT-DIF-TYPE1-CRC64", 16), ("64", "nop", 64)]
+    {
+        let ublk = Ublk::start(0, &format!("ram:1M,integrity={word}"), "", &[])?;
+        let attribute = |name| format!("/sys/block/{}/integrity/{name}", ublk.disk.name());
+        let told = std::fs::read_to_string(attribute("format")).expect("it has integrity data");
+        assert_eq!(told.trim(), format, "{word}");
+        let shown = ublk.command(&["show", "disk"]).ok();
+        assert!(shown.contains(&format!("{word}, {tuple} bytes with every 512")), "{shown}");
+        assert!(shown.contains("user-copy: the driver has integrity data come so"), "{shown}");
+        ublk.disk.verify(&["--bs=16k", "--size=1M"]);
+        let whole = block::Bytes((1 << 20) / 512 * (512 + tuple));
+        let shown = ublk.command(&["show", "disk"]).ok();
+        assert!(shown.contains(&whole.to_string()), "{word}: {whole} are not what it takes:\n{shown}");
+        if word == "t10" {
+            // What is written without tuples takes away those that there were, and reads all the same.
+            std::fs::write(attribute("write_generate"), "0").expect("root may");
+            ublk.disk.load(&["--rw=write", "--bs=16k", "--offset=32k", "--size=256k"]).ok();
+            ublk.disk.load(&["--rw=read", "--bs=128k", "--size=1M"]).ok();
+        }
+        ublk.end();
+    }
     Ok(())
 }
 

@@ -1,0 +1,196 @@
+//! Integrity data on its way between the driver and the stack: a second journey under the same tag, after the data's.
+//!
+//! The driver has it at an offset of its own of the character device, the stack takes it with operations of its own.
+//! For a write: data in, tuples in, data to the stack, tuples to the stack. For a read: data from the stack, data out,
+//! tuples from the stack, tuples out.
+//!
+//! *Invariant:* what was named to the ring stays until that has ended: memory is given back when the request is over.
+
+use super::driver::Driver;
+use super::lane::{Lane, Stage, Waiting};
+use ::ublk::user_copy_integrity_offset;
+use block::{Data, Integrity, Op, Request, Segment, Status, Tag};
+use queue::{FileOp, Owner, Queues};
+
+/// Which of the two journeys a request is on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Leg {
+    Data,
+    Tuples,
+}
+
+/// The tuples of a tag's request.
+#[derive(Clone, Copy, Debug)]
+struct Aside {
+    leg: Leg,
+    memory: Segment,
+}
+
+/// The tuples of all tags of a lane.
+pub(super) struct Tuples {
+    shape: Integrity,
+    asides: Box<[Aside]>,
+}
+
+impl Tuples {
+    pub(super) fn new(shape: Integrity, tags: u16) -> Tuples {
+        let none = Aside { leg: Leg::Data, memory: Segment::EMPTY };
+        Tuples { shape, asides: vec![none; tags.into()].into() }
+    }
+}
+
+impl Lane {
+    fn aside(&mut self, tag: u16) -> Option<&mut Aside> {
+        self.tuples.as_mut().map(|tuples| &mut tuples.asides[usize::from(tag)])
+    }
+
+    /// Whether a request with tuples is past its data.
+    pub(super) fn is_past_data(&self, tag: u16) -> bool {
+        let tuples = self.tuples.as_ref();
+        tuples.is_some_and(|tuples| tuples.asides[usize::from(tag)].leg == Leg::Tuples)
+    }
+
+    /// A request comes with tuples. `false`: the device has none, or the request is no whole intervals.
+    #[inline(never)]
+    pub(super) fn expect_tuples(&mut self, tag: u16) -> bool {
+        let Some(tuples) = &mut self.tuples else { return false };
+        tuples.asides[usize::from(tag)].leg = Leg::Data;
+        let slot = &mut self.slots[usize::from(tag)];
+        slot.has_tuples = slot.asked.req.len.is_aligned(tuples.shape.interval.0);
+        slot.has_tuples
+    }
+
+    /// Have memory for a request's tuples. `false`: there is none now.
+    #[inline(never)]
+    pub(super) fn provide_tuples<D: Driver>(&mut self, tag: u16, ring: &mut D) -> bool {
+        let req = self.slots[usize::from(tag)].asked.req;
+        let Some(tuples) = &mut self.tuples else { return false };
+        let aside = &mut tuples.asides[usize::from(tag)];
+        if aside.memory.len == 0 {
+            // A tuple is shorter than what it stands beside, so this is less than the largest request.
+            let len = tuples.shape.len_for(req.len) as u32;
+            aside.memory = ring.allocate(len).unwrap_or(Segment::EMPTY);
+        }
+        aside.memory.len > 0
+    }
+
+    /// Have the tuples of a write brought, its data being here.
+    #[inline(never)]
+    pub(super) fn fill_tuples<D: Driver>(&mut self, tag: u16, ring: &mut D, waiting: &mut Waiting) {
+        let Some(aside) = self.aside(tag) else { return };
+        aside.leg = Leg::Tuples;
+        let memory = aside.memory;
+        let offset = user_copy_integrity_offset(self.config.q_id, self.config.first_tag + tag, 0);
+        let read = FileOp::Read { offset };
+        let started = ring.copy(self.token(tag), self.config.file, read, memory).is_ok();
+        self.slots[usize::from(tag)].stage = if started { Stage::Filling } else { Stage::Starved };
+        if !started {
+            waiting.push_back((self.config.queue, tag));
+        }
+    }
+
+    /// What was begun to bring a write's data, or its tuples, is over.
+    #[inline(never)]
+    pub(super) fn filled_with_tuples<D: Driver>(
+        &mut self,
+        tag: u16,
+        result: i64,
+        ring: &mut D,
+        queues: &mut Queues<D>,
+        waiting: &mut Waiting,
+    ) {
+        let slot = &self.slots[usize::from(tag)];
+        let (data, memory) = (slot.asked.data_len, slot.memory);
+        let Some(aside) = self.aside(tag) else { return };
+        match aside.leg {
+            Leg::Data if result == i64::from(data) => self.fill_tuples(tag, ring, waiting),
+            Leg::Tuples if result == i64::from(aside.memory.len) => {
+                aside.leg = Leg::Data;
+                self.submit(tag, Data::One(memory), ring, queues);
+            }
+            _ => self.not_filled(tag, result, ring),
+        }
+    }
+
+    /// The data of a request is where it belongs, and its tuples are next: the stack gets to them at the end of the
+    /// turn.
+    #[inline(never)]
+    pub(super) fn turn_to_tuples(&mut self, tag: u16, waiting: &mut Waiting) {
+        let Some(aside) = self.aside(tag) else { return };
+        aside.leg = Leg::Tuples;
+        self.slots[usize::from(tag)].stage = Stage::Between;
+        waiting.push_back((self.config.queue, tag));
+    }
+
+    /// Have the stack store, or bring, a request's tuples.
+    pub(super) fn submit_tuples<D: Driver>(&mut self, tag: u16, ring: &mut D, queues: &mut Queues<D>) {
+        let Some(memory) = self.aside(tag).map(|aside| aside.memory) else { return };
+        let slot = &mut self.slots[usize::from(tag)];
+        slot.stage = Stage::InStack;
+        let asked = slot.asked.req;
+        let op = if asked.op == Op::Read { Op::ReadTuples } else { Op::WriteTuples };
+        let req = Request { data: Data::One(memory), ..Request::new(op, asked.offset, asked.len) };
+        let owner = Owner::new(crate::fronts::FrontNumber::Ublk as u8, tag.into());
+        queues.touch(self.config.queue).submit(Tag(tag), owner, req, ring);
+    }
+
+    /// The stack is done with the data of a request, or with its tuples. `true`: so is the request.
+    #[inline(never)]
+    pub(super) fn done_with_tuples<D: Driver>(
+        &mut self,
+        tag: u16,
+        (data, status): (Data, Status),
+        ring: &mut D,
+        waiting: &mut Waiting,
+    ) -> bool {
+        let takes_data = self.slots[usize::from(tag)].asked.takes_data();
+        match (status.is_ok(), takes_data, self.is_past_data(tag)) {
+            (false, ..) | (true, false, true) => return true,
+            (true, false, false) => self.turn_to_tuples(tag, waiting),
+            (true, true, false) => self.hand_over(tag, data, ring, waiting),
+            (true, true, true) => self.hand_over_tuples(tag, ring, waiting),
+        }
+        false
+    }
+
+    /// Copy the tuples of a read to where the kernel wants them.
+    #[inline(never)]
+    pub(super) fn hand_over_tuples<D: Driver>(&mut self, tag: u16, ring: &mut D, waiting: &mut Waiting) {
+        let Some(memory) = self.aside(tag).map(|aside| aside.memory) else { return };
+        let offset = user_copy_integrity_offset(self.config.q_id, self.config.first_tag + tag, 0);
+        let write = FileOp::Write { offset, durable: false };
+        let started = ring.copy(self.token(tag), self.config.file, write, memory).is_ok();
+        self.slots[usize::from(tag)].stage = if started { Stage::Emptying } else { Stage::Full };
+        if !started {
+            waiting.push_back((self.config.queue, tag));
+        }
+    }
+
+    /// What was begun to take a read's data, or its tuples, to their client is over. `None`: the request is not.
+    #[inline(never)]
+    pub(super) fn emptied_with_tuples(
+        &mut self,
+        tag: u16,
+        result: i64,
+        waiting: &mut Waiting,
+    ) -> Option<i32> {
+        let told = self.slots[usize::from(tag)].result;
+        let aside = self.aside(tag)?;
+        match aside.leg {
+            Leg::Data if result == i64::from(told) => {
+                self.turn_to_tuples(tag, waiting);
+                None
+            }
+            Leg::Tuples if result == i64::from(aside.memory.len) => Some(told),
+            _ => Some(-libc::EIO),
+        }
+    }
+
+    /// The request is over.
+    #[inline(never)]
+    pub(super) fn free_tuples<D: Driver>(&mut self, tag: u16, ring: &mut D) {
+        if let Some(aside) = self.aside(tag).filter(|aside| aside.memory.len > 0) {
+            ring.free(std::mem::replace(&mut aside.memory, Segment::EMPTY));
+        }
+    }
+}
