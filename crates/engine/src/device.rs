@@ -154,6 +154,8 @@ pub struct Device {
     lanes: Mutex<Vec<Arc<Lane>>>,
     /// What queues that are gone have counted.
     past: Mutex<Snapshot>,
+    /// By node: it is what it was before the form last changed.
+    as_before: Mutex<Vec<bool>>,
     opened: Instant,
     /// Who listens to its queues; none: nobody.
     trace: Mutex<Option<Arc<Session>>>,
@@ -183,6 +185,7 @@ impl Device {
             depth: config.depth,
             lanes: Mutex::default(),
             past: Mutex::default(),
+            as_before: Mutex::default(),
             opened: Instant::now(),
             trace: Mutex::default(),
             told: Mutex::default(),
@@ -217,7 +220,23 @@ impl Device {
 
     /// From now on it is that. Its queues are frozen and drained, and are given new stacks next.
     pub(crate) fn set_form(&self, form: Arc<Form>) {
-        *self.form.write().unwrap_or_else(PoisonError::into_inner) = form;
+        let nodes = form.tree.names();
+        let before = std::mem::replace(&mut *self.form.write().unwrap_or_else(PoisonError::into_inner), form);
+        let before = before.tree.names();
+        let as_before: Vec<bool> =
+            nodes.iter().enumerate().map(|(number, node)| before.get(number) == Some(node)).collect();
+        let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
+        for (number, counts) in past.nodes.iter_mut().enumerate() {
+            if as_before.get(number) != Some(&true) {
+                *counts = Default::default();
+            }
+        }
+        *self.as_before.lock().unwrap_or_else(PoisonError::into_inner) = as_before;
+    }
+
+    /// Whether the node of that number is what it was before its form last changed: its counters go on.
+    pub(crate) fn is_as_before(&self, node: usize) -> bool {
+        self.as_before.lock().unwrap_or_else(PoisonError::into_inner).get(node) == Some(&true)
     }
 
     /// A change is under way: no queue is made for it now.

@@ -491,13 +491,35 @@ impl<R: Ring> Queue<R> {
     /// # Panics
     /// When the queue is not frozen and drained: a node would lose what it holds.
     pub fn replace(&mut self, stack: Stack<R>) -> Result<Stack<R>, StackError> {
+        self.replace_like(stack, |_| false)
+    }
+
+    /// The same; what the nodes counted of which it is said, by number, that they are as they were goes on being counted.
+    ///
+    /// # Errors
+    /// As [`replace`](Queue::replace).
+    ///
+    /// # Panics
+    /// As [`replace`](Queue::replace).
+    pub fn replace_like(
+        &mut self,
+        stack: Stack<R>,
+        is_as_before: impl Fn(usize) -> bool,
+    ) -> Result<Stack<R>, StackError> {
         assert!(self.frozen && self.is_drained(), "a stack is replaced only while nothing moves in it");
         let Built { seats, spare, tags } = Built::new(stack, self.depth)?;
         let children = |spare: &[Vec<Tag>]| spare.iter().map(|tags| tags.len() as u16).collect::<Vec<_>>();
         let counts = children(&std::mem::replace(&mut self.common.spare, spare));
         let seats = std::mem::replace(&mut self.seats, seats);
-        // What was counted was of other nodes, also where their numbers are the same.
-        self.stats.nodes().iter().for_each(|counts| counts.store((0, 0, 0)));
+        for (number, counts) in self.stats.nodes().iter().enumerate() {
+            match (seats.get(number), self.seats.get_mut(number)) {
+                (Some(old), Some(new)) if is_as_before(number) => {
+                    (new.entered, new.rested_ns) = (old.entered, old.rested_ns);
+                }
+                // What was counted was of another node, though its number is the same.
+                _ => counts.store((0, 0, 0)),
+            }
+        }
         let old = seats.into_iter().zip(counts).map(|(seat, count)| (seat.node, count, seat.leaf));
         let old = Stack { nodes: old.collect() };
         if tags != self.slots.len() {

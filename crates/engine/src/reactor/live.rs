@@ -108,7 +108,8 @@ impl State {
         let hosted = &mut self.hosted[position];
         let (depth, nudge) = (hosted.lane.depth, nudge);
         let Mounted { stack, facts, held } = hosted.device.mount(&mut self.ring, depth, nudge)?;
-        match self.queues.get_mut(hosted.lane.queue).replace(stack) {
+        let device = &hosted.device;
+        match self.queues.get_mut(hosted.lane.queue).replace_like(stack, |node| device.is_as_before(node)) {
             Ok(stack) => {
                 let held = std::mem::replace(&mut hosted.held, held);
                 let facts = std::mem::replace(&mut hosted.lane.facts, facts);
@@ -129,7 +130,9 @@ impl State {
             let held = if keep {
                 before.held
             } else {
-                let back = self.queues.get_mut(id).replace(before.stack);
+                let device = &hosted.device;
+                let back =
+                    self.queues.get_mut(id).replace_like(before.stack, |node| device.is_as_before(node));
                 debug_assert!(back.is_ok(), "it fitted before");
                 hosted.lane.facts = before.facts;
                 std::mem::replace(&mut hosted.held, before.held)

@@ -407,7 +407,14 @@ fn a_replaced_stack_takes_over_what_was_held_back_and_the_old_one_comes_back() {
     assert_eq!(bench.statuses(), [Status::Ok, Status::Ok]);
     assert_eq!((old.seen(), new.seen().len()), (vec![(0, 512)], 2));
     bench.queue.freeze();
-    drop(bench.queue.replace(back).unwrap());
+    bench.queue.account(Nanos(5));
+    let entered = |bench: &Bench| bench.queue.stats().snapshot(Nanos(5)).nodes.map(|node| node.ios);
+    let before = entered(&bench);
+    drop(bench.queue.replace_like(back, |node| node == 0).unwrap());
+    bench.queue.account(Nanos(5));
+    let after = entered(&bench);
+    assert!(before[0] > 0 && before[1] > 0);
+    assert_eq!((after[0], after[1]), (before[0], 0), "a node that is as it was goes on counting");
     bench.queue.thaw(Bytes(u64::MAX), &mut bench.ring);
     bench.submit_at(1024, 512);
     assert_eq!(old.seen(), [(0, 512), (1024, 512)]);
