@@ -56,18 +56,11 @@ pub(crate) fn trace(args: &TraceArgs) -> Result<ExitCode, Failure> {
         buffer: buffer.map(|bytes| bytes.0),
         seconds: args.seconds,
     };
-    let actions = &mut options.filter.actions;
-    match format {
-        TraceFormat::Perfetto if actions.is_empty() => {
-            *actions = "queue,split,issue,complete,requeue,done".into();
-        }
-        // What begins has to end.
-        TraceFormat::Perfetto => actions.push_str(",complete,requeue,done"),
-        _ if actions.split(',').any(|action| action.trim() == "done") => {
-            let why = "only a Chrome trace tells of \"done\" (add --format perfetto, or ask for complete)";
-            return Err(Failure::usage("trace", &args.name, why));
-        }
-        _ => {}
+    if format == TraceFormat::Perfetto {
+        options.filter = options.filter.with_ends();
+    } else if options.filter.asks_for_ends().is_ok_and(|asks| asks) {
+        let why = "only a Chrome trace tells of \"done\" (add --format perfetto, or ask for complete)";
+        return Err(Failure::usage("trace", &args.name, why));
     }
     let open = || -> std::io::Result<Box<dyn Sink>> {
         Ok(match format {

@@ -77,6 +77,9 @@ pub enum TraceError {
     /// The filter makes no sense.
     #[error(transparent)]
     Filter(#[from] trace::FilterError),
+    /// It asks for what this trace does not tell.
+    #[error("only a Chrome trace tells of \"done\" (ask for complete)")]
+    NoEnds,
     /// Nor does the size.
     #[error("a buffer of {0} is not possible (from 4K to {max})", max = Bytes(BUFFER_MAX))]
     Buffer(Bytes),
@@ -92,6 +95,8 @@ pub enum TraceError {
 pub(crate) struct Session {
     options: TraceOptions,
     filter: Arc<Filter>,
+    /// It tells of the end of requests, whatever filter it is given.
+    ends: bool,
     buffer: usize,
     /// In the order in which they came; their places are their numbers.
     lanes: Mutex<Vec<Heard>>,
@@ -126,9 +131,10 @@ impl Session {
             return Err(TraceError::Seconds);
         }
         let filter = Arc::new(Filter::new(&options.filter)?);
+        let ends = options.filter.asks_for_ends()?;
         let (lanes, spare) = (Mutex::default(), Mutex::default());
         let (short, ending) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Ok(Session { options, filter, buffer: buffer as usize, lanes, spare, short, ending })
+        Ok(Session { options, filter, ends, buffer: buffer as usize, lanes, spare, short, ending })
     }
 
     /// The listener of a queue. One that was listened to before keeps its lane; one that finds none to take has no
@@ -218,6 +224,8 @@ impl Host {
             TraceChange::Stop => session.filter.run(false),
             TraceChange::Start => session.filter.run(true),
             TraceChange::End => session.end(),
+            TraceChange::Filter(text) if session.ends => session.filter.set(&text.clone().with_ends())?,
+            TraceChange::Filter(text) if text.asks_for_ends()? => return Err(TraceError::NoEnds),
             TraceChange::Filter(text) => session.filter.set(text)?,
         }
         Ok(())

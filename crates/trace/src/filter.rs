@@ -63,6 +63,25 @@ pub enum FilterError {
 }
 
 impl FilterText {
+    /// The same for whoever draws requests from their beginning to their end, as a Chrome trace does: what ends is always
+    /// told, and steps that take no time are not unless they were asked for.
+    #[must_use]
+    pub fn with_ends(mut self) -> FilterText {
+        if self.actions.is_empty() {
+            self.actions = "queue,split,issue".into();
+        }
+        self.actions.push_str(",complete,requeue,done");
+        self
+    }
+
+    /// Whether the end of requests is to be told, besides their completion.
+    ///
+    /// # Errors
+    /// [`FilterError`]
+    pub fn asks_for_ends(&self) -> Result<bool, FilterError> {
+        Ok(self.compile()?.0 >> Kind::Done as u64 & 1 != 0)
+    }
+
     /// The mask and the range in bytes.
     ///
     /// # Errors
@@ -195,6 +214,18 @@ mod tests {
         filter.run(true);
         assert_eq!(filter.kinds(Op::Read, u64::MAX - 512, 512), 0xff);
         assert_eq!(filter.kinds(Op::Read, u64::MAX - 512, 4096), 0xff, "what reaches past all offsets");
+    }
+
+    #[test]
+    fn ends_are_told_when_they_are_asked_for() {
+        assert_eq!(text("", "write", "").asks_for_ends(), Ok(false));
+        assert_eq!(text("Q,done", "", "").asks_for_ends(), Ok(true));
+        for actions in ["", "Q"] {
+            let filter = Filter::new(&text(actions, "write", "").with_ends()).unwrap();
+            let ends = 1 << Kind::Complete as u64 | 1 << Kind::Requeue as u64 | 1 << Kind::Done as u64;
+            assert_eq!(filter.kinds(Op::Write, 0, 512) & ends, ends);
+            assert_eq!(filter.kinds(Op::Read, 0, 512), 0);
+        }
     }
 
     #[test]
