@@ -1,4 +1,5 @@
-//! The harness of docs/benchmarks: `./x bench core`, `./x bench nbd`, `./x bench loop`, `./x bench ublk`.
+//! The harness of docs/benchmarks: `./x bench core`, `./x bench nbd`, `./x bench loop`, `./x bench ublk`,
+//! `./x bench observability`.
 #![forbid(unsafe_code)]
 
 mod core;
@@ -8,6 +9,7 @@ mod figures;
 mod fio;
 mod loops;
 mod nbd;
+mod observability;
 mod options;
 mod proc;
 mod tools;
@@ -21,9 +23,10 @@ fn main() -> ExitCode {
         Some((word, rest)) if word == "instructions" => core::instructions(rest),
         Some((word, rest)) if word == "nbd" => nbd::main(rest),
         Some((word, rest)) if word == "loop" => loops::main(rest),
+        Some((word, rest)) if word == "observability" => observability::main(rest),
         Some((word, rest)) if word == "devices" => devices::main(rest),
         _ => {
-            eprintln!("usage: blockyard-bench core|instructions|nbd|loop|devices [OPTIONS]");
+            eprintln!("usage: blockyard-bench core|instructions|nbd|loop|devices|observability [OPTIONS]");
             ExitCode::from(2)
         }
     }

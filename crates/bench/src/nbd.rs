@@ -5,7 +5,7 @@
 //! rounds with its least and greatest; a ratio is the median of the rounds' own ratios. The run warns when the machine
 //! was busy with something else. Nothing is left behind but the report.
 
-mod client;
+pub(crate) mod client;
 mod facts;
 mod jobs;
 mod options;

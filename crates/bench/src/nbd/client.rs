@@ -33,7 +33,7 @@ const REQUEST_BYTES: usize = 28;
 
 /// What the load does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Pattern {
+pub(crate) enum Pattern {
     /// Half reads and half writes at random offsets.
     RandomMixed,
     /// Reads one after the other.
@@ -44,28 +44,28 @@ pub(super) enum Pattern {
 
 /// One connection's load.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Load {
+pub(crate) struct Load {
     /// What it does.
-    pub(super) pattern: Pattern,
+    pub(crate) pattern: Pattern,
     /// Bytes of each request.
-    pub(super) block: u32,
+    pub(crate) block: u32,
     /// Requests under way at once.
-    pub(super) depth: usize,
+    pub(crate) depth: usize,
     /// Where the offsets and directions come from.
-    pub(super) seed: u64,
+    pub(crate) seed: u64,
 }
 
 /// A counter on its own cache line, so that the clients do not slow each other down.
 #[derive(Default)]
 #[repr(align(128))]
-pub(super) struct Count(pub(super) AtomicU64);
+pub(crate) struct Count(pub(crate) AtomicU64);
 
 /// SplitMix64 (Steele, Lea, Flood 2014): small, fast, and the same on every machine.
-pub(super) struct Random(pub(super) u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
     /// The next 64 bits.
-    pub(super) fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -75,10 +75,10 @@ impl Random {
 }
 
 /// A connection in the transmission phase.
-pub(super) struct Connection {
+pub(crate) struct Connection {
     stream: UnixStream,
     /// The export's length in bytes.
-    pub(super) size: u64,
+    pub(crate) size: u64,
 }
 
 fn broken(what: &str) -> io::Error {
@@ -87,7 +87,7 @@ fn broken(what: &str) -> io::Error {
 
 impl Connection {
     /// Connects to `socket` and enters transmission on the export called `name`.
-    pub(super) fn open(socket: &Path, name: &str) -> io::Result<Self> {
+    pub(crate) fn open(socket: &Path, name: &str) -> io::Result<Self> {
         let mut stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(SILENCE))?;
         stream.set_write_timeout(Some(SILENCE))?;
@@ -122,7 +122,7 @@ impl Connection {
     }
 
     /// Sends `count` reads of `block` bytes and does not receive the answers.
-    pub(super) fn send_reads(&mut self, count: u64, block: u32) -> io::Result<()> {
+    pub(crate) fn send_reads(&mut self, count: u64, block: u32) -> io::Result<()> {
         let mut requests = Vec::new();
         for cookie in 0..count {
             let offset = cookie * u64::from(block) % (self.size - u64::from(block));
@@ -132,7 +132,7 @@ impl Connection {
     }
 
     /// Reads `block` bytes at 0 and waits for them: one request alone.
-    pub(super) fn read_once(&mut self, block: u32) -> io::Result<()> {
+    pub(crate) fn read_once(&mut self, block: u32) -> io::Result<()> {
         self.stream.write_all(&request(true, 0, 0, block))?;
         let mut answer = vec![0; REPLY_BYTES + block as usize];
         self.stream.read_exact(&mut answer)?;
@@ -144,7 +144,7 @@ impl Connection {
     }
 
     /// Puts `load` on the server until `stop`, adding each finished request to `finished`.
-    pub(super) fn run(mut self, load: Load, stop: &AtomicBool, finished: &AtomicU64) -> io::Result<()> {
+    pub(crate) fn run(mut self, load: Load, stop: &AtomicBool, finished: &AtomicU64) -> io::Result<()> {
         let mut window = Window::new(load, self.size);
         let mut answers = Answers::new();
         while !stop.load(Ordering::Relaxed) || window.in_flight() > 0 {

@@ -1,0 +1,128 @@
+//! The devices that are watched, and the load on them.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use super::Sample;
+use crate::error::{Error, Result};
+use crate::nbd::client::{Connection, Count, Load, Pattern};
+
+/// Time for a load to become steady, and for a watcher to be there.
+const WARM_UP: Duration = Duration::from_millis(250);
+const DEPTH: usize = 32;
+const LEN: u32 = 4096;
+
+/// What is served.
+pub(crate) struct Device {
+    pub(crate) name: &'static str,
+    stack: &'static str,
+}
+
+/// A null device, where a request costs least, and a file in memory, as NBD is used.
+pub(crate) const DEVICES: [Device; 2] = [
+    Device { name: "null", stack: "null:1G" },
+    Device { name: "file", stack: "file:file.img,size=1G,create" },
+];
+
+/// One that is served, until this is dropped.
+pub(crate) struct Served {
+    pub(crate) name: &'static str,
+    /// Holds its sockets and its file, and is its run directory.
+    pub(crate) folder: PathBuf,
+    child: Child,
+}
+
+/// The program that is measured: beside this one, or `BLOCKYARD_BIN`.
+pub(crate) fn blockyard() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("BLOCKYARD_BIN") {
+        return std::path::absolute(path).map_err(Error::at(Path::new("BLOCKYARD_BIN")));
+    }
+    let own = std::env::current_exe().map_err(Error::at(Path::new("the bench itself")))?;
+    Ok(own.with_file_name("blockyard"))
+}
+
+impl Device {
+    pub(crate) fn serve(&'static self) -> Result<Served> {
+        let base =
+            if Path::new("/dev/shm").is_dir() { PathBuf::from("/dev/shm") } else { std::env::temp_dir() };
+        let folder = base.join(format!("blockyard-bench.{}.{}", std::process::id(), self.name));
+        std::fs::create_dir_all(&folder).map_err(Error::at(&folder))?;
+        let mut command = Command::new(blockyard()?);
+        command.args(["serve", self.stack, "--name", self.name, "--queues", "1", "--nbd", "unix:disk.sock"]);
+        command.current_dir(&folder).env("BLOCKYARD_RUN", &folder);
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let child = command.spawn().map_err(Error::at(Path::new("blockyard")))?;
+        let mut served = Served { name: self.name, folder, child };
+        let stdout = served.child.stdout.as_mut().ok_or_else(|| Error("no output".into()))?;
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line).map_err(Error::at(Path::new("blockyard")))?;
+        if line.is_empty() {
+            return Err(Error(format!("{}: it is not served", self.stack)));
+        }
+        Ok(served)
+    }
+}
+
+impl Served {
+    /// Puts the load on, and measures for so long.
+    pub(crate) fn under_load(&self, time: Duration) -> Result<Sample> {
+        let socket = self.folder.join("disk.sock");
+        let connection = Connection::open(&socket, self.name).map_err(Error::at(&socket))?;
+        let (count, stop) = (Count::default(), AtomicBool::new(false));
+        let load = Load { pattern: Pattern::RandomMixed, block: LEN, depth: DEPTH, seed: 1 };
+        std::thread::scope(|scope| {
+            let client = scope.spawn(|| {
+                let ended = connection.run(load, &stop, &count.0);
+                stop.store(true, Relaxed);
+                ended
+            });
+            std::thread::sleep(WARM_UP);
+            let begin = (Instant::now(), count.0.load(Relaxed), self.thread_time()?);
+            while begin.0.elapsed() < time && !stop.load(Relaxed) {
+                std::thread::sleep(Duration::from_millis(20).min(time.saturating_sub(begin.0.elapsed())));
+            }
+            let requests = (count.0.load(Relaxed) - begin.1).max(1) as f64;
+            let (seconds, thread) =
+                (begin.0.elapsed().as_secs_f64(), self.thread_time()?.saturating_sub(begin.2));
+            stop.store(true, Relaxed);
+            let ended = client.join().map_err(|_| Error("the client panicked".into()))?;
+            ended.map_err(|error| Error(format!("{}: {error}", self.name)))?;
+            Ok(Sample {
+                rate: requests / seconds,
+                thread_us: thread.as_secs_f64() * 1e6 / requests,
+                dropped: None,
+            })
+        })
+    }
+
+    /// Processor time of the thread that serves.
+    fn thread_time(&self) -> Result<Duration> {
+        let tasks = PathBuf::from(format!("/proc/{}/task", self.child.id()));
+        let mut total = 0;
+        for task in std::fs::read_dir(&tasks).map_err(Error::at(&tasks))?.flatten() {
+            let text = |name: &str| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+            if text("comm").starts_with("reactor-") {
+                total += text("schedstat")
+                    .split(' ')
+                    .next()
+                    .and_then(|word| word.parse::<u64>().ok())
+                    .unwrap_or(0);
+            }
+        }
+        if total == 0 {
+            return Err(Error(format!("{}: no thread serves it", self.name)));
+        }
+        Ok(Duration::from_nanos(total))
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}

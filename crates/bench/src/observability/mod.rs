@@ -1,0 +1,235 @@
+//! `./x bench observability`: what it costs a device to be looked at, beside nothing, in one run.
+//!
+//! Each device has a server of its own, which stays. A round goes through the devices and, for each, through the watchers,
+//! beginning with another one every time; a watcher comes, is there while the load runs, and goes. A figure is the median
+//! of the rounds; a cost is the median of the rounds' own ratios to nothing, so that what drifts during a run drops out.
+//!
+//! Two costs are told. That of requests a second counts all that a watcher does, on a machine whose processors the load
+//! keeps busy. That of the thread which serves is what remains where there is a processor to spare for the watcher.
+
+mod devices;
+mod watchers;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::figures::{ratio, spread};
+use crate::options;
+use devices::{DEVICES, Served};
+use watchers::{WATCHERS, Watcher};
+
+/// What the watchers are held to, in per cent of requests a second: see docs/benchmarks/observability.md.
+const GOALS: [(&str, &str, f64); 2] = [("null", "trace", 15.0), ("file", "trace", 5.0)];
+
+const USAGE: &str = "\
+usage: ./x bench observability [OPTIONS]
+  --rounds N       (7)     --seconds S  of each measurement (1)
+  --devices A,B    whose names begin so (all)
+  --watchers A,B   likewise; nothing is always there
+  --out PATH       where observability.csv goes (target/bench)
+";
+
+/// What one measurement found.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sample {
+    /// Requests a second.
+    pub(crate) rate: f64,
+    /// Microseconds of the serving thread's processor time for each.
+    pub(crate) thread_us: f64,
+    /// Of the events of a trace, those that were dropped, 0 to 1.
+    pub(crate) dropped: Option<f64>,
+}
+
+/// All rounds of one watcher at one device.
+struct Row {
+    device: &'static str,
+    watcher: &'static str,
+    samples: Vec<Sample>,
+}
+
+struct Options {
+    rounds: usize,
+    seconds: f64,
+    devices: Vec<&'static devices::Device>,
+    watchers: Vec<&'static Watcher>,
+    out: PathBuf,
+}
+
+pub(crate) fn main(words: &[String]) -> ExitCode {
+    if words.iter().any(|word| word == "--help") {
+        print!("{USAGE}");
+        return ExitCode::SUCCESS;
+    }
+    let options = match parse(words) {
+        Ok(options) => options,
+        Err(error) => {
+            eprintln!("bench observability: {}\n\n{USAGE}", error.0);
+            return ExitCode::from(2);
+        }
+    };
+    match run(&options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench observability: {}", error.0);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn parse(words: &[String]) -> Result<Options> {
+    let mut options = Options {
+        rounds: 7,
+        seconds: 1.0,
+        devices: DEVICES.iter().collect(),
+        watchers: WATCHERS.iter().collect(),
+        out: "target/bench".into(),
+    };
+    let (all_devices, all_watchers) = (options.devices.clone(), options.watchers.clone());
+    options::each(words, |name, value| {
+        match name {
+            "--rounds" => options.rounds = options::count(name, value)? as usize,
+            "--seconds" => options.seconds = options::number(name, value)?,
+            "--devices" => options.devices = options::chosen(name, value, &all_devices, |one| one.name)?,
+            "--watchers" => {
+                options.watchers = options::chosen(name, value, &all_watchers, |one| one.name)?;
+                options.watchers.retain(|one| one.name != WATCHERS[0].name);
+                options.watchers.insert(0, &WATCHERS[0]);
+            }
+            "--out" => options.out = value.into(),
+            _ => return Err(Error(format!("no such option: {name}"))),
+        }
+        Ok(())
+    })?;
+    if !(0.1..=60.0).contains(&options.seconds) {
+        return Err(Error("--seconds: from 0.1 to 60".into()));
+    }
+    Ok(options)
+}
+
+fn run(options: &Options) -> Result<()> {
+    let served: Vec<Served> = options.devices.iter().map(|device| device.serve()).collect::<Result<_>>()?;
+    let mut rows: Vec<Row> = Vec::new();
+    for round in 0..options.rounds {
+        eprintln!("round {} of {}", round + 1, options.rounds);
+        for device in &served {
+            for turn in 0..options.watchers.len() {
+                let watcher = options.watchers[(turn + round) % options.watchers.len()];
+                let sample = measure(device, watcher, Duration::from_secs_f64(options.seconds))?;
+                let known =
+                    rows.iter_mut().find(|row| row.device == device.name && row.watcher == watcher.name);
+                match known {
+                    Some(row) => row.samples.push(sample),
+                    None => {
+                        rows.push(Row { device: device.name, watcher: watcher.name, samples: vec![sample] })
+                    }
+                }
+            }
+        }
+    }
+    print!("{}", page(options, &rows));
+    std::fs::create_dir_all(&options.out)
+        .and_then(|()| std::fs::write(options.out.join("observability.csv"), csv(&rows)))
+        .map_err(|error| Error(format!("{}: {error}", options.out.display())))
+}
+
+fn measure(device: &Served, watcher: &Watcher, time: Duration) -> Result<Sample> {
+    let watching = watcher.come(device)?;
+    let sample = device.under_load(time)?;
+    Ok(Sample { dropped: watching.go()?, ..sample })
+}
+
+impl Row {
+    fn of(&self, what: fn(&Sample) -> f64) -> Vec<f64> {
+        self.samples.iter().map(what).collect()
+    }
+}
+
+/// What a watcher costs, in per cent: of requests a second, and of the serving thread's time.
+fn costs(rows: &[Row], row: &Row) -> Option<(f64, f64)> {
+    let nothing =
+        rows.iter().find(|other| other.device == row.device && other.watcher == WATCHERS[0].name)?;
+    let rate = ratio(&row.of(|sample| sample.rate), &nothing.of(|sample| sample.rate));
+    let time = ratio(&row.of(|sample| sample.thread_us), &nothing.of(|sample| sample.thread_us));
+    Some(((1.0 - rate) * 100.0, (time - 1.0) * 100.0))
+}
+
+fn page(options: &Options, rows: &[Row]) -> String {
+    let mut text = format!(
+        "one client, 4 KiB, half reads and half writes at random, 32 under way, {} rounds of {} s\n\n\
+         | device | watched by | op/s (least..greatest) | cost of op/s | thread us/op | its cost | dropped |\n\
+         |---|---|---|---|---|---|---|\n",
+        options.rounds, options.seconds
+    );
+    for row in rows {
+        let (least, rate, greatest) = spread(&row.of(|sample| sample.rate));
+        let (_, thread, _) = spread(&row.of(|sample| sample.thread_us));
+        let (cost, own) = costs(rows, row).unwrap_or((f64::NAN, f64::NAN));
+        let dropped: Vec<f64> = row.samples.iter().filter_map(|sample| sample.dropped).collect();
+        let dropped =
+            if dropped.is_empty() { "-".into() } else { format!("{:.0} %", spread(&dropped).1 * 100.0) };
+        text += &format!(
+            "| {} | {} | {rate:.0} ({least:.0}..{greatest:.0}) | {cost:.1} % | {thread:.3} | {own:.1} % | {dropped} |\n",
+            row.device, row.watcher
+        );
+    }
+    text.push('\n');
+    for (device, watcher, goal) in GOALS {
+        let row = rows.iter().find(|row| row.device == device && row.watcher == watcher);
+        if let Some((cost, own)) = row.and_then(|row| costs(rows, row)) {
+            let met = if cost <= goal { "met" } else { "missed" };
+            text += &format!(
+                "{watcher} on {device}: {cost:.1} % of requests a second, at most {goal} %: {met} (thread {own:.1} %)\n"
+            );
+        }
+    }
+    text
+}
+
+fn csv(rows: &[Row]) -> String {
+    let mut text = String::from("device,watcher,round,rate,thread_us,dropped\n");
+    for row in rows {
+        for (round, sample) in row.samples.iter().enumerate() {
+            let dropped = sample.dropped.map(|share| share.to_string()).unwrap_or_default();
+            text += &format!(
+                "{},{},{round},{:.0},{:.4},{dropped}\n",
+                row.device, row.watcher, sample.rate, sample.thread_us
+            );
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_always_measured_and_costs_are_ratios_to_it() {
+        let words: Vec<String> = ["--watchers", "trace", "--rounds", "2"].map(str::to_owned).into();
+        let options = parse(&words).expect("valid");
+        assert_eq!(options.watchers[0].name, "nothing");
+        assert!(options.watchers[1..].iter().all(|watcher| watcher.name.starts_with("trace")));
+        let row = |watcher, rates: [f64; 2]| Row {
+            device: "null",
+            watcher,
+            samples: rates.map(|rate| Sample { rate, thread_us: 1e6 / rate, dropped: None }).into(),
+        };
+        let rows = [row("nothing", [100.0, 200.0]), row("trace", [80.0, 160.0])];
+        let (cost, own) = costs(&rows, &rows[1]).expect("both are there");
+        assert!((cost - 20.0).abs() < 1e-9 && (own - 25.0).abs() < 1e-9);
+        assert!(
+            page(&options, &rows)
+                .contains("trace on null: 20.0 % of requests a second, at most 15 %: missed")
+        );
+    }
+
+    #[test]
+    fn bad_options_are_refused() {
+        for line in ["--rounds 0", "--seconds 0", "--watchers none", "--no-such 1", "--rounds"] {
+            let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            assert!(parse(&words).is_err(), "{line}");
+        }
+    }
+}
