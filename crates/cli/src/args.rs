@@ -59,6 +59,8 @@ pub(crate) enum Command {
     Message(MessageArgs),
     /// Report I/O statistics, in iostat's columns
     Stat(StatArgs),
+    /// Watch all devices, live in the terminal
+    Top(TopArgs),
     /// Record what happens to a device's requests, as blktrace does
     Trace(TraceArgs),
     /// Replay a log of writes, up to a mark or a flush, onto a device or a file
@@ -581,6 +583,27 @@ pub(crate) struct StatArgs {
     pub(crate) words: Vec<String>,
     #[command(flatten)]
     pub(crate) output: Output,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Keys: h shows them all. Enter shows a device: its operations, paths, layers with their part of the time, queues, exports
+and limits; there f fails a path and r reinstates it, after asking. Without colours where NO_COLOR is set.
+
+With -b there is no screen: a page of text each interval, of what happened in it.")]
+pub(crate) struct TopArgs {
+    /// Print text, a page each interval, and no screen
+    #[arg(short = 'b', long)]
+    pub(crate) batch: bool,
+    /// With -b: end after so many pages
+    #[arg(short = 'n', long, value_name = "N", requires = "batch")]
+    pub(crate) count: Option<u64>,
+    /// Seconds between looks
+    #[arg(short = 'd', long, value_name = "SECONDS", default_value_t = 1.0)]
+    pub(crate) delay: f64,
+    /// Only these devices
+    #[arg(value_name = "NAME")]
+    pub(crate) names: Vec<String>,
 }
 
 #[derive(Args, Debug)]

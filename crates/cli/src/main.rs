@@ -35,6 +35,7 @@ mod signals;
 mod stat;
 mod supervise;
 mod table;
+mod top;
 mod trace;
 
 use args::{Cli, Command};
@@ -78,6 +79,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Status(args) => table::status(&args),
         Command::Message(args) => table::message(&args),
         Command::Stat(args) => stat::stat(&args),
+        Command::Top(args) => top::top(&args),
         Command::Trace(args) => trace::trace(&args),
         Command::ReplayLog(args) => replay::replay_log(&args),
         Command::Losetup(args) => Ok(losetup::losetup(&args.words)),

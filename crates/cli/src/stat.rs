@@ -1,15 +1,18 @@
 //! `stat`: iostat's reports over our devices, from their control sockets.
 
-mod layers;
+pub(crate) mod layers;
 mod report;
+
+pub(crate) use report::{EachSecond, Rates};
 
 use crate::args::StatArgs;
 use crate::failure::{Failure, print};
 use crate::listing::{block_on, client_of, devices, run_dir};
+use crate::signals::Signals;
 use engine::control::{ClientError, ControlClient, ControlError, DeviceStats};
 use engine::rundir::RunDir;
 use layers::Shown;
-use report::{Rates, disks, text_report};
+use report::{disks, text_report};
 use serde_json::json;
 use std::collections::HashMap;
 use std::process::ExitCode;
@@ -70,25 +73,53 @@ async fn report(
     let period = words.interval.unwrap_or(Duration::from_secs(1));
     let mut ticks = interval_at(Instant::now(), period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // A document is to be closed, however it ends; without one, a signal just ends it.
+    let mut signals = match args.format {
+        Some(_) => Some(Signals::new().map_err(|why| Failure::new("stat", name, why))?),
+        None => None,
+    };
     let mut before: HashMap<String, DeviceStats> = HashMap::new();
     let mut reports = 0;
+    let mut outcome = Ok(ExitCode::SUCCESS);
     while words.count.is_none_or(|count| reports < count) {
-        ticks.tick().await;
-        let now = match &client {
-            Some(client) => client.stats(name).await.map(|stats| vec![stats]),
-            None => all_stats(run).await,
+        let next = async {
+            ticks.tick().await;
+            match &client {
+                Some(client) => client.stats(name).await.map(|stats| vec![stats]),
+                None => all_stats(run).await,
+            }
         };
-        let now = now.map_err(|why| Failure::new("stat", name, why))?;
+        let now = tokio::select! {
+            now = next => now,
+            () = interrupted(&mut signals) => break,
+        };
+        let now = match now {
+            Ok(now) => now,
+            Err(why) => {
+                outcome = Err(Failure::new("stat", name, why));
+                break;
+            }
+        };
         if !print(&one_report(args, &before, &now, reports == 0)) {
             break;
         }
         before = now.into_iter().map(|stats| (stats.name.clone(), stats)).collect();
         reports += 1;
     }
-    if args.format.is_some() {
-        print(DOCUMENT_END);
+    match (&args.format, reports) {
+        (Some(_), 0) => print(&format!("{}{DOCUMENT_END}", document_start())),
+        (Some(_), _) => print(DOCUMENT_END),
+        (None, _) => true,
+    };
+    outcome
+}
+
+/// Somebody ends it; never, if signals are not waited for.
+async fn interrupted(signals: &mut Option<Signals>) {
+    match signals {
+        Some(signals) => drop(signals.next().await),
+        None => std::future::pending().await,
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 /// What comes after the reports of iostat's document.

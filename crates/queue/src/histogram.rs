@@ -100,6 +100,15 @@ impl Counts {
     }
 }
 
+impl FromIterator<(u64, u64)> for Counts {
+    /// From what [`Counts::buckets`] told.
+    fn from_iter<I: IntoIterator<Item = (u64, u64)>>(buckets: I) -> Counts {
+        let mut counts = Counts::default();
+        buckets.into_iter().for_each(|(floor, count)| counts.0[bucket_of(floor)] += count);
+        counts
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,5 +143,6 @@ mod tests {
             assert!((got - exact).abs() / exact < 0.0625, "{fraction}: {got}");
         }
         assert_eq!(Counts::default().quantile(0.5), 0);
+        assert_eq!(counts.buckets().collect::<Counts>(), counts);
     }
 }

@@ -1,11 +1,14 @@
 //! Statistics of the real binary beside iostat's, and metrics as a scraper reads them.
 
 use blockyard_tests::peer::Peer;
-use blockyard_tests::server::{Sandbox, noise};
-use blockyard_tests::tools::{command, missing, run};
+use blockyard_tests::server::{Sandbox, noise, signal};
+use blockyard_tests::tools::{PATIENCE, command, missing, run, wait_within};
 use proto::nbd::CommandFlags;
+use rustix::process::Signal;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
+use std::io::Read;
+use std::process::{Child, Stdio};
 
 fn served(sandbox: &Sandbox) -> blockyard_tests::server::Server {
     let server =
@@ -65,8 +68,95 @@ fn queues_and_layers_are_told_apart() {
     assert!(paths.contains("disk/1") && !paths.contains("disk/0"), "{paths}");
 }
 
-/// What a scraper holds an exposition to: types before samples, names that end as their types say, histograms that
-/// only grow and whose last bucket is their count, no sample twice, an end.
+/// An exposition as a strict scraper reads it.
+struct Exposition {
+    /// By family.
+    types: HashMap<String, String>,
+    /// By name and labels.
+    samples: BTreeMap<String, f64>,
+}
+
+impl Exposition {
+    /// Asks the process that has that device.
+    fn scrape(sandbox: &Sandbox, device: &str) -> Exposition {
+        let socket = sandbox.run_dir().join(format!("{device}.control"));
+        let mut curl = command(&["curl", "-sf", "--unix-socket"]);
+        Exposition::parse(&run(curl.arg(socket).arg("http://localhost/metrics")).ok())
+    }
+
+    /// What OpenMetrics demands: a help and a type of each family, once, before its samples, which stand together; names
+    /// that end as their type says; no sample twice; histograms whose buckets rise in bound and in count up to `+Inf`,
+    /// which is their count; an end.
+    fn parse(text: &str) -> Exposition {
+        let mut types = HashMap::new();
+        let mut helps = std::collections::HashSet::new();
+        let mut samples = BTreeMap::new();
+        let mut family = String::new();
+        let mut last_bucket: Option<(String, f64, f64)> = None;
+        for line in text.lines() {
+            let comment = |word: &str| line.strip_prefix(word).and_then(|rest| rest.split_once(' '));
+            if let Some((name, help)) = comment("# HELP ") {
+                assert!(helps.insert(name.to_owned()) && !help.is_empty(), "{line}: twice, or empty");
+                continue;
+            }
+            if let Some((name, kind)) = comment("# TYPE ") {
+                assert!(types.insert(name.to_owned(), kind.to_owned()).is_none(), "{name} twice");
+                family = name.to_owned();
+                continue;
+            }
+            if line.starts_with('#') {
+                assert_eq!(line, "# EOF");
+                continue;
+            }
+            let (sample, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("{line}"));
+            let name = sample.split('{').next().unwrap_or_default();
+            let end = name.strip_prefix(family.as_str()).unwrap_or_else(|| panic!("{line}: within {family}"));
+            match (types[&family].as_str(), end) {
+                ("counter", "_total") | ("histogram", "_bucket" | "_sum" | "_count") | ("gauge", "") => {}
+                other => panic!("{line}: {other:?}"),
+            }
+            let value: f64 = value.parse().unwrap_or_else(|_| panic!("{line}"));
+            assert!(value >= 0.0 && value.is_finite(), "{line}");
+            assert!(samples.insert(sample.to_owned(), value).is_none(), "{line} twice");
+            if end == "_bucket" {
+                let (bound, labels) =
+                    sample.split_once("le=\"").and_then(|(_, rest)| rest.split_once('"')).expect(line);
+                let bound: f64 = bound.replace("+Inf", "inf").parse().expect(line);
+                if let Some((of, below, count)) = &last_bucket
+                    && of == labels
+                {
+                    assert!(bound > *below && value >= *count, "{line}: after {below}: {count}");
+                }
+                last_bucket = Some((labels.to_owned(), bound, value));
+            }
+        }
+        for (sample, count) in samples.iter().filter(|(sample, _)| sample.contains("_count{")) {
+            let last = sample.replacen("_count{", "_bucket{le=\"+Inf\",", 1);
+            assert_eq!(samples.get(&last), Some(count), "{last}: all that were counted");
+        }
+        assert_eq!(text.lines().last(), Some("# EOF"));
+        assert!(types.keys().all(|name| helps.contains(name)));
+        Exposition { types, samples }
+    }
+
+    #[track_caller]
+    fn of(&self, sample: &str) -> f64 {
+        *self.samples.get(sample).unwrap_or_else(|| panic!("{sample}\n{:#?}", self.samples))
+    }
+
+    /// Nothing that only grows has become less since, or is gone.
+    #[track_caller]
+    fn has_grown_from(&self, before: &Exposition) {
+        let gauge = |sample: &str| {
+            let name = sample.split('{').next().unwrap_or_default();
+            self.types.get(name).is_some_and(|kind| kind == "gauge")
+        };
+        for (sample, value) in before.samples.iter().filter(|(sample, _)| !gauge(sample)) {
+            assert!(self.of(sample) >= *value, "{sample} went down from {value} to {}", self.of(sample));
+        }
+    }
+}
+
 #[test]
 fn metrics_are_an_openmetrics_exposition() {
     let sandbox = Sandbox::default();
@@ -74,43 +164,96 @@ fn metrics_are_an_openmetrics_exposition() {
     if missing(&["curl"]) {
         return;
     }
-    let socket = sandbox.run_dir().join("disk.control");
-    let text =
-        run(command(&["curl", "-s", "--unix-socket"]).arg(socket).arg("http://localhost/metrics")).ok();
-    let mut types = HashMap::new();
-    let mut samples = BTreeMap::new();
-    for line in text.lines() {
-        if let Some(rest) = line.strip_prefix("# TYPE ") {
-            let (name, kind) = rest.split_once(' ').expect("a name and a type");
-            assert!(types.insert(name.to_owned(), kind.to_owned()).is_none(), "{name} twice");
-        } else if !line.starts_with('#') {
-            let (sample, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("{line}"));
-            let name = sample.split('{').next().unwrap_or_default();
-            let family = ["_total", "_bucket", "_sum", "_count"].iter().find_map(|end| {
-                let base = name.strip_suffix(end)?;
-                types.get(base).map(|kind| (base, *end, kind.as_str()))
-            });
-            match family {
-                Some((_, "_total", "counter")) | Some((_, "_bucket" | "_sum" | "_count", "histogram")) => {}
-                None => assert_eq!(types.get(name).map(String::as_str), Some("gauge"), "{line}"),
-                other => panic!("{line}: {other:?}"),
-            }
-            let value: f64 = value.parse().unwrap_or_else(|_| panic!("{line}"));
-            assert!(samples.insert(sample.to_owned(), value).is_none(), "{line} twice");
-        }
-    }
-    assert_eq!(text.lines().last(), Some("# EOF"));
-    let of = |sample: &str| *samples.get(sample).unwrap_or_else(|| panic!("{sample}\n{text}"));
+    let scraped = Exposition::scrape(&sandbox, "disk");
     for (name, read_size) in [("size_bytes", 4096.0 * 50.0), ("duration_seconds", -1.0)] {
         let labels = "device=\"disk\",op=\"read\"";
-        let count = of(&format!("blockyard_request_{name}_count{{{labels}}}"));
-        let last = of(&format!("blockyard_request_{name}_bucket{{le=\"+Inf\",{labels}}}"));
+        let count = scraped.of(&format!("blockyard_request_{name}_count{{{labels}}}"));
+        let last = scraped.of(&format!("blockyard_request_{name}_bucket{{le=\"+Inf\",{labels}}}"));
         assert_eq!((count, last), (50.0, 50.0));
-        let sum = of(&format!("blockyard_request_{name}_sum{{{labels}}}"));
+        let sum = scraped.of(&format!("blockyard_request_{name}_sum{{{labels}}}"));
         assert!(read_size < 0.0 || sum == read_size, "{name}: {sum}");
     }
-    assert_eq!(of("blockyard_request_size_bytes_bucket{le=\"2048.0\",device=\"disk\",op=\"read\"}"), 0.0);
-    assert_eq!(of("blockyard_request_size_bytes_bucket{le=\"4096.0\",device=\"disk\",op=\"read\"}"), 50.0);
-    assert_eq!(of("node_disk_reads_completed_total{device=\"disk\"}"), 50.0);
-    assert_eq!(of("node_disk_written_bytes_total{device=\"disk\"}"), 50.0 * 65536.0);
+    let sized = |le: &str| {
+        scraped.of(&format!("blockyard_request_size_bytes_bucket{{le=\"{le}\",device=\"disk\",op=\"read\"}}"))
+    };
+    assert_eq!((sized("2048.0"), sized("4096.0")), (0.0, 50.0));
+    assert_eq!(scraped.of("node_disk_reads_completed_total{device=\"disk\"}"), 50.0);
+    assert_eq!(scraped.of("node_disk_written_bytes_total{device=\"disk\"}"), 50.0 * 65536.0);
+}
+
+/// A scraper takes a counter that went down for a restart, and counts all of it again.
+#[test]
+fn counters_never_go_down_whatever_is_done_to_a_device() {
+    if missing(&["curl"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    sandbox.image("disk.img", 16 << 20);
+    let server = sandbox.serve("file:disk.img", &["--name", "disk"]);
+    let use_it = |server: &blockyard_tests::server::Server| {
+        let mut peer = Peer::connect(&server.socket(), "disk");
+        for n in 0..20 {
+            peer.write(n << 12, &[7; 4096], CommandFlags::default()).expect("written");
+            peer.read(n << 12, 4096).expect("read");
+        }
+        peer.disconnect();
+    };
+    use_it(&server);
+    let mut before = Exposition::scrape(&sandbox, "disk");
+    for words in [
+        &["set", "disk", "direct=off"][..],
+        &["suspend", "disk"],
+        &["resume", "disk"],
+        &["resize", "disk", "32M"],
+    ] {
+        sandbox.run(words).ok();
+        let after = Exposition::scrape(&sandbox, "disk");
+        after.has_grown_from(&before);
+        if words[0] != "suspend" {
+            use_it(&server);
+        }
+        before = after;
+    }
+    let reads = "node_disk_reads_completed_total{device=\"disk\"}";
+    let all = Exposition::scrape(&sandbox, "disk");
+    assert_eq!(all.of(reads), 80.0, "of clients that are gone, too");
+
+    let table = sandbox.text("next.table", "0 2048 zero");
+    let line = "0 2048 linear ram:1M 0";
+    let _swapped = blockyard_tests::remote::table_as(&sandbox, "t", line, &[]);
+    let before = Exposition::scrape(&sandbox, "t");
+    sandbox.run(&["table", "t", "--load", &table.to_string_lossy()]).ok();
+    sandbox.run(&["resume", "t"]).ok();
+    let after = Exposition::scrape(&sandbox, "t");
+    let whole = |e: &Exposition| e.of("node_disk_reads_completed_total{device=\"t\"}");
+    assert!(whole(&after) >= whole(&before));
+}
+
+/// iostat ends its document when it is interrupted; so does `stat`, also when its device goes.
+#[test]
+fn a_document_is_closed_however_it_ends() {
+    let sandbox = Sandbox::default();
+    let mut server = sandbox.serve("ram:1M", &["--name", "disk"]);
+    let start = |interval: &str| {
+        let mut command = sandbox.blockyard(&["stat", "-o", "JSON", "disk", interval]);
+        command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the binary runs")
+    };
+    let reports = |mut child: Child, end: &mut dyn FnMut(u32)| {
+        let mut stdout = child.stdout.take().expect("it is piped");
+        let mut text = vec![0; 200];
+        // It has begun.
+        let count = stdout.read(&mut text).expect("it writes");
+        text.truncate(count);
+        end(child.id());
+        stdout.read_to_end(&mut text).expect("it ends");
+        let status = wait_within(&mut child, PATIENCE).expect("it ends");
+        let document: Value = serde_json::from_slice(&text)
+            .unwrap_or_else(|why| panic!("{why}: {}", String::from_utf8_lossy(&text)));
+        let reports = document["sysstat"]["hosts"][0]["statistics"].as_array().map(Vec::len);
+        (status.code(), reports.is_some_and(|reports| reports >= 1))
+    };
+    for which in [Signal::INT, Signal::TERM] {
+        assert_eq!(reports(start("100"), &mut |pid| signal(pid, which)), (Some(0), true));
+    }
+    assert_eq!(reports(start("1"), &mut |_| server.terminate()), (Some(1), true));
 }

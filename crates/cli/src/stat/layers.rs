@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 /// Which nodes are shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Shown {
+pub(crate) enum Shown {
     /// All of them.
     Layers,
     /// Backends only: where there are several, each is a path.
@@ -14,19 +14,20 @@ pub(super) enum Shown {
 }
 
 /// What a node did between two looks.
-pub(super) struct Row {
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
     device: String,
-    layer: LayerStats,
+    pub(crate) layer: LayerStats,
     /// Requests each second.
-    per_second: f64,
+    pub(crate) per_second: f64,
     /// Milliseconds that one spent there and below.
-    await_ms: f64,
+    pub(crate) await_ms: f64,
     /// How many there were there at a time.
     queued: f64,
 }
 
 /// The rows of a device, from the top of its stack downwards.
-pub(super) fn rows(before: Option<&DeviceStats>, now: &DeviceStats, shown: Shown) -> Vec<Row> {
+pub(crate) fn rows(before: Option<&DeviceStats>, now: &DeviceStats, shown: Shown) -> Vec<Row> {
     let before = before.filter(|before| before.uptime_ns < now.uptime_ns);
     let elapsed_ns = now.uptime_ns - before.map_or(0, |before| before.uptime_ns);
     let row = |layer: &LayerStats| {
@@ -45,6 +46,19 @@ pub(super) fn rows(before: Option<&DeviceStats>, now: &DeviceStats, shown: Shown
         }
     };
     now.layers.iter().filter(|layer| shown == Shown::Layers || layer.backend).map(row).collect()
+}
+
+/// Of the time that requests spent in the stack, the part that they spent in each of its nodes and not below: from 0 to 1,
+/// for all rows of a device. What the pieces of a request spent below it at the same time is no time of its own.
+pub(crate) fn shares(rows: &[Row]) -> Vec<f64> {
+    let own = |(at, row): (usize, &Row)| {
+        let below = rows[at + 1..].iter().take_while(|other| other.layer.depth > row.layer.depth);
+        let children = below.filter(|other| other.layer.depth == row.layer.depth + 1);
+        (row.queued - children.map(|child| child.queued).sum::<f64>()).max(0.0)
+    };
+    let own: Vec<f64> = rows.iter().enumerate().map(own).collect();
+    let all: f64 = own.iter().sum();
+    own.into_iter().map(|own| if all > 0.0 { own / all } else { 0.0 }).collect()
 }
 
 /// A header, a line a node, an empty line.
@@ -119,6 +133,7 @@ disk/1   file                   100.00    2.000    0.20        1
 
 ";
         assert_eq!(text(&rows), expected);
+        assert_eq!(shares(&rows), [0.5, 0.5]);
     }
 
     #[test]

@@ -74,7 +74,7 @@ const WRITES: [&str; 8] = [
 ];
 
 /// What a device did between two looks.
-pub(super) struct Rates {
+pub(crate) struct Rates {
     name: String,
     seconds: f64,
     read: Kind,
@@ -84,10 +84,25 @@ pub(super) struct Rates {
     busy_ns: u64,
 }
 
+/// What a device does in a second.
+#[derive(Clone, Copy, Default, PartialEq, Debug)]
+pub(crate) struct EachSecond {
+    pub(crate) reads: f64,
+    pub(crate) writes: f64,
+    pub(crate) discards: f64,
+    pub(crate) flushes: f64,
+    pub(crate) read_bytes: f64,
+    pub(crate) written_bytes: f64,
+    /// Requests under way, on average.
+    pub(crate) queued: f64,
+    /// The part of the time with something under way.
+    pub(crate) busy_percent: f64,
+}
+
 impl Rates {
     /// From one look to the next; without an earlier one, since the device was added. A device that was
     /// removed and added again in between has no earlier look either.
-    pub(super) fn new(before: Option<&DeviceStats>, now: &DeviceStats) -> Rates {
+    pub(crate) fn new(before: Option<&DeviceStats>, now: &DeviceStats) -> Rates {
         let before = before.filter(|before| before.uptime_ns < now.uptime_ns);
         let kind = |operations: &[&str]| {
             let earlier = before.map(|before| Kind::sum(before, operations)).unwrap_or_default();
@@ -130,6 +145,22 @@ impl Rates {
             }
         };
         now.queues.iter().enumerate().map(of_queue).collect()
+    }
+
+    /// What of it there was each second.
+    pub(crate) fn each_second(&self) -> EachSecond {
+        let [flushes, _, queued, busy_percent] = self.tail();
+        let ios = |kind: Kind| self.per_second(kind.ios as f64);
+        EachSecond {
+            reads: ios(self.read),
+            writes: ios(self.write),
+            discards: ios(self.discard),
+            flushes,
+            read_bytes: self.per_second(self.read.bytes as f64),
+            written_bytes: self.per_second(self.write.bytes as f64),
+            queued,
+            busy_percent,
+        }
     }
 
     fn per_second(&self, value: f64) -> f64 {

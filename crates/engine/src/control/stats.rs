@@ -90,22 +90,47 @@ pub struct Latency {
 
 impl OpStats {
     fn new(counts: &OpCounts) -> OpStats {
-        let quantile = |fraction| counts.latency.quantile(fraction);
         OpStats {
             ios: counts.ios,
             merges: counts.merges,
             bytes: counts.bytes,
             ticks_ns: counts.ticks_ns,
-            latency: Latency {
-                p50_ns: quantile(0.5),
-                p90_ns: quantile(0.9),
-                p99_ns: quantile(0.99),
-                p999_ns: quantile(0.999),
-                max_ns: quantile(1.0),
-                buckets: counts.latency.buckets().collect(),
-            },
+            latency: Latency::of(&counts.latency),
             sizes: sizes(counts).collect(),
         }
+    }
+}
+
+impl Latency {
+    fn of(counts: &queue::Counts) -> Latency {
+        let quantile = |fraction| counts.quantile(fraction);
+        Latency {
+            p50_ns: quantile(0.5),
+            p90_ns: quantile(0.9),
+            p99_ns: quantile(0.99),
+            p999_ns: quantile(0.999),
+            max_ns: quantile(1.0),
+            buckets: counts.buckets().collect(),
+        }
+    }
+
+    /// How the latencies lie that were counted since `earlier`.
+    pub fn since(&self, earlier: &Latency) -> Latency {
+        let before: BTreeMap<u64, u64> = earlier.buckets.iter().copied().collect();
+        let added = |&(floor, count): &(u64, u64)| {
+            (floor, count.saturating_sub(before.get(&floor).copied().unwrap_or(0)))
+        };
+        Latency::of(&self.buckets.iter().map(added).collect())
+    }
+
+    /// All of these together.
+    pub fn sum<'a>(parts: impl IntoIterator<Item = &'a Latency>) -> Latency {
+        Latency::of(&parts.into_iter().flat_map(|part| part.buckets.iter().copied()).collect())
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().map(|bucket| bucket.1).sum()
     }
 }
 
@@ -148,4 +173,20 @@ fn layers(counted: &Counted, total: &Snapshot) -> Vec<LayerStats> {
             in_flight: counts.in_flight,
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn latencies_of_an_interval_are_those_that_came_in_it() {
+        let of = |buckets: &[(u64, u64)]| Latency::of(&buckets.iter().copied().collect());
+        let (before, now) = (of(&[(1024, 100)]), of(&[(1024, 100), (4096, 9), (1 << 20, 1)]));
+        let since = now.since(&before);
+        assert_eq!((since.count(), since.buckets.len()), (10, 2));
+        assert!((4096..4352).contains(&since.p50_ns) && since.p999_ns >= 1 << 20, "{since:?}");
+        assert_eq!(now.since(&now), Latency::default());
+        assert_eq!(Latency::sum([&before, &since]), now);
+    }
 }
