@@ -21,6 +21,9 @@ struct Layout {
     fields: Vec<(&'static str, usize, usize)>,
 }
 
+/// What older headers call a field.
+const RENAMED: [(&str, &str); 1] = [("io_desc_size", "pad0")];
+
 fn len_of<T, F>(_: fn(&T) -> &F) -> usize {
     size_of::<F>()
 }
@@ -42,7 +45,8 @@ macro_rules! layout {
 fn layouts() -> Vec<Layout> {
     vec![
         layout!("ublksrv_ctrl_cmd", ControlCommand: dev_id, queue_id, len, addr, data, dev_path_len, pad, reserved),
-        layout!("ublksrv_ctrl_dev_info", DeviceInfo: nr_hw_queues, queue_depth, state, pad0, max_io_buf_bytes,
+        layout!("ublksrv_ctrl_dev_info", DeviceInfo: nr_hw_queues, queue_depth, state, io_desc_size,
+            max_io_buf_bytes,
             dev_id, ublksrv_pid, pad1, flags, ublksrv_flags, owner_uid, owner_gid, reserved1, reserved2),
         layout!("ublk_shmem_buf_reg", ShmemBufferReg: addr, len, flags, reserved),
         layout!("ublksrv_io_desc", IoDescriptor: op_flags, nr_sectors, start_sector, addr),
@@ -212,11 +216,15 @@ fn the_abi_is_the_headers() {
     );
     let mut expected: HashMap<String, u64> = HashMap::new();
     let mut absent = Vec::new();
-    for layout in layouts() {
+    for mut layout in layouts() {
         let Some(body) = body(&header, layout.name) else {
             absent.push(format!("struct {}", layout.name));
             continue;
         };
+        for (field, ..) in layout.fields.iter_mut().filter(|(field, ..)| !has_word(body, field)) {
+            let old = RENAMED.iter().find(|(new, old)| new == field && has_word(body, old));
+            *field = old.map_or(*field, |(_, old)| old);
+        }
         let missing = |field: &&str| !has_word(body, field);
         let fields: Vec<&str> = layout.fields.iter().map(|(field, ..)| *field).collect();
         let new: Vec<&&str> = fields.iter().filter(|field| missing(field)).collect();

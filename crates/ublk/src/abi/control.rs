@@ -152,8 +152,9 @@ pub struct DeviceInfo {
     pub queue_depth: u16,
     /// A [`State`].
     pub state: u16,
-    /// Zero.
-    pub pad0: u16,
+    /// How long a descriptor is, in bytes, where that is not left to the driver with
+    /// [`Features::IO_DESC_SIZE`](super::Features::IO_DESC_SIZE). We ask with 0; since Linux 7.3 the answer has it.
+    pub io_desc_size: u16,
     /// The most bytes that one request may move.
     pub max_io_buf_bytes: u32,
     /// The N of `/dev/ublkbN` and `/dev/ublkcN`.
