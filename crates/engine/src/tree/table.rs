@@ -157,7 +157,7 @@ pub(crate) fn load(spec: &TableSpec, around: &Surroundings<'_>) -> Result<(Tree,
             Unmade::Target(why) => DeviceError::from(refuse(why)),
             Unmade::Limits(why) => why.into(),
         })?;
-        rows.push(Row { place, max_io_len: loaded.target.max_io_len() });
+        rows.push(Row { place, max_io_len: loaded.target.max_io_len(), spreads: loaded.target.spreads() });
         targets.push(loaded);
         trees.push(tree);
     }

@@ -7,7 +7,7 @@
 //! to each other and cuts requests at their ends, and at every [`max_io_len`](Target::max_io_len).
 //!
 //! A target sees offsets from its own start, and never a request that reaches beyond its end or across a
-//! multiple of its `max_io_len`. A flush comes to every target once: who stands on several devices sends it to
+//! multiple of its `max_io_len`, save discards where it [`spreads`](Target::spreads) them. A flush comes to every target once: who stands on several devices sends it to
 //! all of them ([`Fan`]).
 //!
 //! *Invariant:* what is wrong with a line is said in the kernel's words (`ti->error`), with its errno.
@@ -65,6 +65,11 @@ pub trait Target<R: Ring>: Layer<R> {
     /// Requests are cut at every multiple of this from the target's start. `None`: they are not.
     fn max_io_len(&self) -> Option<Sectors> {
         None
+    }
+
+    /// Discards and writes of zeroes are not cut at these multiples: the target sends each of its devices what lies there.
+    fn spreads(&self) -> bool {
+        false
     }
 
     /// What `dmsetup table` or `dmsetup status` says after the kind, as the kernel's `status` writes it: with the space

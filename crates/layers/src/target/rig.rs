@@ -24,6 +24,8 @@ pub(crate) struct Memory {
     regions: Vec<Vec<u8>>,
     pub(crate) live: isize,
     timers: Vec<(IoId, Nanos)>,
+    /// How often there is no memory to be had.
+    pub(crate) short: u32,
 }
 
 impl Ring for Memory {
@@ -32,6 +34,10 @@ impl Ring for Memory {
     }
 
     fn allocate(&mut self, len: u32) -> Option<Segment> {
+        if self.short > 0 {
+            self.short -= 1;
+            return None;
+        }
         self.live += 1;
         self.regions.push(vec![0xEE; len as usize]);
         Some(Segment { offset: 0, len, region: Region(self.regions.len() as u16 - 1) })
@@ -280,7 +286,7 @@ impl Rig {
         let below = cabinet.profiles.split_off(before);
         let profile = Layer::profile(&*target, &below).expect("limits that fit");
         let log = Log::default();
-        let mut ring = Memory { time: Nanos(1), regions: Vec::new(), live: 0, timers: Vec::new() };
+        let mut ring = Memory { time: Nanos(1), regions: Vec::new(), live: 0, timers: Vec::new(), short: 0 };
         let queue = Queue::new(config(depth), stack(&target, &profile, &disks, &log, table, depth))
             .expect("a stack that fits");
         let mut below = Below(disks.clone());
@@ -306,6 +312,11 @@ impl Rig {
             req.data = Data::One(self.ring.allocate(req.len.0 as u32).expect("memory"));
         }
         self.queue.submit(tag, Owner(u32::from(tag.0)), req, &mut self.ring);
+    }
+
+    /// How many requests are under way.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.queue.in_flight()
     }
 
     /// Let timers pass until nothing is under way: how each ended.
@@ -425,7 +436,11 @@ fn stack(
     depth: u16,
 ) -> Stack<Memory> {
     let mut stack = Stack::default();
-    let row = Row { place: Place { start: Sectors(0), len: LEN }, max_io_len: target.max_io_len() };
+    let row = Row {
+        place: Place { start: Sectors(0), len: LEN },
+        max_io_len: target.max_io_len(),
+        spreads: target.spreads(),
+    };
     let cuts = table && !TableLayer::is_needless(&[row]);
     if cuts {
         stack.layer(Layer::node(&TableLayer::new(vec![row]), profile, &[NodeId(1)]), 32);

@@ -132,6 +132,10 @@ impl<R: Ring> Target<R> for Striped {
         Some(self.chunk)
     }
 
+    fn spreads(&self) -> bool {
+        true
+    }
+
     fn status(&self, what: Status, names: &Names) -> String {
         let count = self.starts.len();
         let devices = || (0..count).map(|stripe| names.shown(stripe));
@@ -163,6 +167,9 @@ struct StripedNode {
     fan: Fan,
     /// By tag: the stripe that a request went to, and its offset before.
     sent: Box<[(usize, Bytes)]>,
+    /// Room for what a discard becomes, and whom it goes to: a place for each stripe, used within one call.
+    parts: Vec<Request>,
+    homes: Vec<NodeId>,
 }
 
 impl StripedNode {
@@ -174,6 +181,8 @@ impl StripedNode {
             health: target.health.clone(),
             fan: Fan::default(),
             sent: Box::default(),
+            parts: Vec::with_capacity(below.len()),
+            homes: Vec::with_capacity(below.len()),
         }
     }
 
@@ -197,16 +206,24 @@ impl StripedNode {
 
     /// What of a range lies on each stripe, all at once.
     fn spread<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
+        let (mut parts, mut homes) = (std::mem::take(&mut self.parts), std::mem::take(&mut self.homes));
         let part = |stripe: usize| {
             let from = self.first_on(stripe, req.offset.0);
             let to = self.first_on(stripe, req.end().0);
             let offset = Bytes(self.starts[stripe] + from);
             (from < to).then_some(Request { offset, len: Bytes(to - from), ..*req })
         };
-        let parts: Vec<_> =
-            (0..self.starts.len()).filter_map(|stripe| Some((stripe, part(stripe)?))).collect();
-        let children: Vec<NodeId> = parts.iter().map(|&(stripe, _)| self.children[stripe]).collect();
-        self.fan.start(io, &children, cx, |place| parts[place].1)
+        parts.clear();
+        homes.clear();
+        for stripe in 0..self.starts.len() {
+            if let Some(part) = part(stripe) {
+                parts.push(part);
+                homes.push(self.children[stripe]);
+            }
+        }
+        let verdict = self.fan.start(io, &homes, cx, |place| parts[place]);
+        (self.parts, self.homes) = (parts, homes);
+        verdict
     }
 
     fn failed(&self, stripe: usize) {
@@ -309,6 +326,15 @@ mod tests {
             let (_, seen) = rig.run(Op::Read, sector, 1);
             assert_eq!(seen, [(device, Op::Read, at, 1)], "sector {sector}");
         }
+    }
+
+    #[test]
+    fn a_discard_goes_through_a_table_to_each_device_once() {
+        let mut rig = Rig::new("striped", "2 8 a 0 b 100");
+        let (status, seen) = rig.run(Op::Discard, 4, 512);
+        assert_eq!(status, block::Status::Ok);
+        assert_eq!(seen, [(0, Op::Discard, 4, 256), (1, Op::Discard, 100, 256)]);
+        assert_eq!(rig.run(Op::WriteZeroes, 0, 64).1.len(), 2);
     }
 
     #[test]

@@ -20,6 +20,8 @@ pub struct Row {
     pub place: Place,
     /// Its [`max_io_len`](super::Target::max_io_len).
     pub max_io_len: Option<Sectors>,
+    /// Whether it [`spreads`](super::Target::spreads) discards and writes of zeroes, which are then not cut for it.
+    pub spreads: bool,
 }
 
 /// The shared part: a child for each row.
@@ -90,15 +92,17 @@ struct Reach {
     end: u64,
     /// `u64::MAX`: not cut.
     max_io: u64,
+    spreads: bool,
     child: NodeId,
 }
 
 /// The target at an offset, and how many bytes may go to it from there in one request.
 #[inline]
-fn at(reaches: &[Reach], offset: u64) -> (Reach, u64) {
+fn at(reaches: &[Reach], offset: u64, op: Op) -> (Reach, u64) {
     let row = reaches.partition_point(|reach| reach.end <= offset);
     let reach = reaches[row];
-    let to_cut = if reach.max_io == u64::MAX {
+    let is_whole = reach.spreads && matches!(op, Op::Discard | Op::WriteZeroes);
+    let to_cut = if reach.max_io == u64::MAX || is_whole {
         u64::MAX
     } else {
         reach.max_io - (offset - reach.start) % reach.max_io
@@ -108,7 +112,7 @@ fn at(reaches: &[Reach], offset: u64) -> (Reach, u64) {
 
 /// What of a request goes down first.
 fn piece(reaches: &[Reach], left: &Request) -> Piece {
-    let (reach, most) = at(reaches, left.offset.0);
+    let (reach, most) = at(reaches, left.offset.0, left.op);
     Piece { child: reach.child, len: left.len.0.min(most), start: reach.start }
 }
 
@@ -126,7 +130,7 @@ impl TableNode {
         let reach = |(row, &child): (&Row, &NodeId)| {
             let start = row.place.start.bytes().0;
             let max_io = row.max_io_len.map_or(u64::MAX, |len| len.bytes().0);
-            Reach { start, end: start + row.place.len.bytes().0, max_io, child }
+            Reach { start, end: start + row.place.len.bytes().0, max_io, spreads: row.spreads, child }
         };
         TableNode {
             reaches: rows.iter().zip(children).map(reach).collect(),
@@ -169,7 +173,7 @@ impl<R: Ring> Node<R> for TableNode {
             // What stands on this device has not heard yet that it is shorter.
             return Verdict::Up(Status::IoError);
         }
-        let (reach, most) = at(&self.reaches, req.offset.0);
+        let (reach, most) = at(&self.reaches, req.offset.0, req.op);
         // An answer about extents may end early, and then who asks goes on from there.
         if req.len.0 > most && req.op != Op::Extents {
             return self.cut(io, req, cx);
@@ -219,6 +223,7 @@ mod tests {
         let row = |start, len, cut: Option<u64>| Row {
             place: Place { start: Sectors(start), len: Sectors(len) },
             max_io_len: cut.map(Sectors),
+            spreads: false,
         };
         let rows = [row(0, 8, None), row(8, 16, Some(4)), row(24, 8, None)];
         Bench::new(16, |child| TableNode::new(&rows, &[child; 3]))
@@ -243,6 +248,18 @@ mod tests {
         let whole = vec![(0, 8), (0, 4), (4, 4), (8, 4), (12, 4), (0, 8)];
         assert_eq!(run(Op::Write, 0, 32), (Status::Ok, whole));
         assert_eq!(run(Op::Discard, 10, 4), (Status::Ok, vec![(2, 2), (4, 2)]));
+    }
+
+    #[test]
+    fn a_target_that_spreads_discards_gets_them_whole() {
+        let place = Place { start: Sectors(0), len: Sectors(64) };
+        let row = Row { place, max_io_len: Some(Sectors(4)), spreads: true };
+        let next = Row { place: Place { start: Sectors(64), ..place }, ..row };
+        for (op, pieces) in [(Op::Discard, 2), (Op::WriteZeroes, 2), (Op::Prefetch, 6)] {
+            let mut bench = Bench::new(3, |child| TableNode::new(&[row, next], &[child; 2]));
+            let (_, seen) = bench.run(Request::new(op, Sectors(50).bytes(), Sectors(20).bytes()), &[]);
+            assert_eq!(seen.len(), pieces, "{op:?}");
+        }
     }
 
     #[test]
@@ -275,7 +292,11 @@ mod tests {
 
     #[test]
     fn more_pieces_than_spare_children_go_one_after_the_other() {
-        let row = Row { place: Place { start: Sectors(0), len: Sectors(64) }, max_io_len: Some(Sectors(1)) };
+        let row = Row {
+            place: Place { start: Sectors(0), len: Sectors(64) },
+            max_io_len: Some(Sectors(1)),
+            spreads: false,
+        };
         let mut bench = Bench::new(3, |child| TableNode::new(&[row], &[child]));
         let req = Request::new(Op::Write, Sectors(0).bytes(), Sectors(64).bytes());
         let (status, seen) = bench.run(req, &[MEMORY]);

@@ -268,9 +268,10 @@ impl Builder<'_> {
                 let index = self.setup.overlays[*overlay].index.clone().expect("made when it was opened");
                 stack.layer(Box::new(Cow::new(index, [child, store])), *children)
             }
-            Part::Table { cut, .. } => {
+            Part::Table { cut, below } => {
                 let place = Place { start: Sectors(0), len: Sectors(1 << 40) };
-                let row = Row { place, max_io_len: Some(cut.sectors()) };
+                let spreads = matches!(**below, Part::Striped { .. });
+                let row = Row { place, max_io_len: Some(cut.sectors()), spreads };
                 let table = TableLayer::new(vec![row]);
                 stack.layer(Layer::<R>::node(&table, &self.setup.any_profile(), &[child]), 16)
             }

@@ -68,6 +68,12 @@ impl Super {
         bytes
     }
 
+    /// All of a block.
+    pub(super) fn fill(self, block: &mut [u8]) {
+        block.fill(0);
+        block[..SUPER_LEN].copy_from_slice(&self.encode());
+    }
+
     /// From the first bytes of a log, of which there must be 512.
     ///
     /// # Errors

@@ -2,9 +2,9 @@
 //!
 //! What was written is in the log once a flush that was asked for after its end has ended, a write with FUA at its own
 //! end: so the log shows what a power cut at any point may leave, for tools that replay it ([`format`]). The message `mark`
-//! puts a name between. Whoever ends a flush or a FUA write carries what is due to the log before it is told; a mark is
-//! written by a [`chore`](super::chore), or goes along with the next request that writes. The kernel's `dm-log-writes-end` at the end of a device is not written:
-//! the super block says after each batch how many entries there are.
+//! puts a name between. Whoever ends a flush or a FUA write carries what is due to the log before it is told, or waits for
+//! who does; a mark is written by a [`chore`](super::chore), or goes along with the next request that writes. The kernel's
+//! `dm-log-writes-end` at the end of a device is not written: the super block says after each batch how many entries there are.
 
 pub mod format;
 mod shared;
@@ -15,9 +15,12 @@ use crate::Layer;
 use block::{Abilities, Bytes, Cookie, Data, Flags, LimitsError, Op, Profile, Request, Sectors, Segment};
 use format::{DISCARD, FLUSH, FUA, Head};
 use queue::{ChildKind, Cx, Node, NodeId, Ring, Verdict};
-use shared::{Entry, Log};
+use shared::{Entry, Log, Next};
 use std::sync::Arc;
 
+/// How soon somebody who waits for the log looks again, in nanoseconds; each time it takes twice as long, so many times.
+const LOOK_NS: u64 = 100_000;
+const LOOKS_SHIFT_MAX: u32 = 6;
 /// How much goes to the log device in one request.
 const BATCH: u64 = 256 << 10;
 
@@ -143,9 +146,15 @@ struct Slot {
     entry: Option<Entry>,
     /// What ended before this flush was asked for.
     before: Vec<Entry>,
-    /// How it ended, while it carries entries to the log.
+    /// How it ended, while it carries entries to the log or waits for who does.
     ended: Option<block::Status>,
     buffer: Option<Segment>,
+    /// It is over when so many entries are in the log.
+    due: u64,
+    /// What the super block says when what it writes is written; `None`: it writes entries.
+    tells: Option<u64>,
+    /// How often it looked whether others are done.
+    looks: u32,
 }
 
 struct LogWritesNode {
@@ -181,36 +190,51 @@ impl LogWritesNode {
         Entry { head, data: data.into() }
     }
 
-    /// Write the next of what is due. The request is held meanwhile.
-    fn carry<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
-        let backlog = self.log.backlog();
-        let (len, last) = match backlog {
-            0 => (1 << self.shift, self.log.finish()),
-            backlog => (backlog.min(BATCH) as u32, None),
-        };
-        if backlog == 0 && last.is_none() {
+    /// See to it that the log holds what is due, or wait for who does. The request is held meanwhile.
+    fn go_on<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
+        if self.log.holds(self.slots[io.tag.index()].due) {
             return self.up(io);
         }
-        let Some(buffer) = cx.ring.allocate(len).filter(|_| cx.spare_children() > 0) else {
-            // Whoever comes next has more luck.
+        if self.log.claim() { self.carry(io, cx) } else { self.wait(io, cx) }
+    }
+
+    /// Write the next of what is due: the claim is ours.
+    fn carry<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
+        let (next, block) = (self.log.next(), 1 << self.shift);
+        let len = match next {
+            Next::Nothing => return self.up(io),
+            Next::Entries(backlog) => backlog.min(BATCH) as u32,
+            Next::Super(_) => block,
+        };
+        let buffer = if cx.spare_children() > 0 { cx.ring.allocate(len) } else { None };
+        let Some(buffer) = buffer else {
             self.log.leave();
-            return self.up(io);
+            return self.wait(io, cx);
         };
         let bytes = cx.ring.bytes_mut(buffer);
-        let at = match last {
-            None => self.log.fill(bytes),
-            Some(first) => {
-                bytes.fill(0);
-                let first = first.encode();
-                bytes[..first.len()].copy_from_slice(&first);
-                0
-            }
+        let slot = &mut self.slots[io.tag.index()];
+        let at = if let Next::Super(first) = next {
+            first.fill(bytes);
+            slot.tells = Some(first.entries);
+            0
+        } else {
+            slot.tells = None;
+            self.log.fill(bytes)
         };
-        self.slots[io.tag.index()].buffer = Some(buffer);
+        slot.buffer = Some(buffer);
         let mut write = Request::new(Op::Write, Bytes(at), Bytes(len.into()));
         write.data = Data::One(buffer);
         let spawned = cx.spawn(io, self.log_device, ChildKind::Copy, write);
         debug_assert!(spawned.is_ok(), "a spare child was seen");
+        Verdict::Held
+    }
+
+    /// Look again after a while, which grows.
+    fn wait<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
+        let slot = &mut self.slots[io.tag.index()];
+        let pause = LOOK_NS << slot.looks.min(LOOKS_SHIFT_MAX);
+        slot.looks += 1;
+        cx.timer(io, cx.now().after(pause));
         Verdict::Held
     }
 
@@ -224,11 +248,18 @@ impl LogWritesNode {
         let Some(entry) = slot.entry.take() else { return Verdict::Up(status) };
         let before = std::mem::take(&mut slot.before);
         slot.ended = Some(status);
-        match entry.head.flags & (FLUSH | FUA) {
-            0 => self.log.keep(entry),
-            _ => self.log.append(before.into_iter().chain([entry])),
+        if entry.head.flags & (FLUSH | FUA) == 0 {
+            self.log.keep(entry);
+            // A mark that is on its way need not wait for a flush.
+            if !self.log.claim() {
+                return self.up(io);
+            }
+            self.slots[io.tag.index()].due = self.log.entries();
+            return self.carry(io, cx);
         }
-        if self.log.claim() { self.carry(io, cx) } else { self.up(io) }
+        self.log.append(before.into_iter().chain([entry]));
+        self.slots[io.tag.index()].due = self.log.entries();
+        self.go_on(io, cx)
     }
 }
 
@@ -281,14 +312,27 @@ impl<R: Ring> Node<R> for LogWritesNode {
         if let Some(buffer) = self.slots[io.tag.index()].buffer.take() {
             cx.ring.free(buffer);
         }
+        let slot = &mut self.slots[io.tag.index()];
         if !status.is_ok() {
             self.log.give_up();
             return self.up(io);
         }
+        if let Some(entries) = slot.tells.take() {
+            self.log.told(entries);
+            if self.log.holds(slot.due) {
+                // The rest is for those whose it is: they wait.
+                self.log.leave();
+                return self.up(io);
+            }
+        }
         self.carry(io, cx)
     }
 
-    /// Children are as old as the request and are asked themselves.
+    fn reap(&mut self, io: Cookie, _: &mut Request, _: i64, cx: &mut Cx<'_, R>) -> Verdict {
+        self.go_on(io, cx)
+    }
+
+    /// Children are as old as the request and are asked themselves, and who waits for others has what it asked for done.
     fn cancel(&mut self, _: Cookie, _: &mut Cx<'_, R>) {}
 }
 

@@ -4,7 +4,8 @@
 //! systems with, not to be fast. Entries get their places when they enter the queue; one request at a time, of whichever
 //! hardware queue, carries them to the log device.
 //!
-//! *Invariant:* what is queued lies next to each other on the log device, in order.
+//! *Invariant:* what is queued lies next to each other on the log device, in order. *Invariant:* the super block counts no
+//! entry that was not written before it.
 
 use super::super::chore::{Chore, Disks};
 use super::format::{DISCARD, ENTRY_LEN, Head, MARK, Super};
@@ -34,6 +35,17 @@ pub(super) struct Entry {
     pub(super) data: Box<[u8]>,
 }
 
+/// What is to be written next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Next {
+    /// So many bytes of entries.
+    Entries(u64),
+    /// The super block.
+    Super(Super),
+    /// Nothing, and the claim is given up.
+    Nothing,
+}
+
 /// The number of the log device among the target's.
 const LOG_DEVICE: usize = 1;
 /// How much the chore writes in one go.
@@ -55,8 +67,21 @@ struct State {
     at: u64,
     /// Somebody writes.
     busy: bool,
-    /// The super block does not say all.
-    stale: bool,
+    /// How many entries went to the log device, whole.
+    carried: u64,
+    /// Of how many the super block knows.
+    said: u64,
+}
+
+impl State {
+    fn backlog(&self, block: u32) -> u64 {
+        let blocks = |entry: &Entry| 1 + entry.head.data_blocks();
+        self.queue.iter().map(blocks).sum::<u64>() * u64::from(block) - self.written as u64
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.enabled && !self.busy && (!self.queue.is_empty() || self.carried != self.said)
+    }
 }
 
 #[derive(Debug)]
@@ -79,7 +104,8 @@ impl Log {
             written: 0,
             at: next.bytes().0,
             busy: false,
-            stale: false,
+            carried: 0,
+            said: 0,
         };
         Log { state: Mutex::new(state), block, end }
     }
@@ -126,7 +152,6 @@ impl Log {
             }
             state.next.0 += len.0;
             state.entries += 1;
-            state.stale = true;
             state.queue.push_back(entry);
         }
     }
@@ -141,18 +166,20 @@ impl Log {
     /// Write all that there is to write. Nobody else does meanwhile.
     fn write_out(&self, disks: &mut dyn Disks) -> io::Result<()> {
         loop {
-            let backlog = self.backlog();
-            let (at, bytes) = if backlog > 0 {
-                let mut bytes = vec![0; backlog.min(PIECE) as usize];
-                (self.fill(&mut bytes), bytes)
-            } else {
-                let Some(first) = self.finish() else { return Ok(()) };
-                let mut bytes = vec![0; self.block as usize];
-                let first = first.encode();
-                bytes[..first.len()].copy_from_slice(&first);
-                (0, bytes)
-            };
-            disks.write(LOG_DEVICE, Bytes(at), &bytes)?;
+            match self.next() {
+                Next::Entries(backlog) => {
+                    let mut bytes = vec![0; backlog.min(PIECE) as usize];
+                    let at = self.fill(&mut bytes);
+                    disks.write(LOG_DEVICE, Bytes(at), &bytes)?;
+                }
+                Next::Super(first) => {
+                    let mut bytes = vec![0; self.block as usize];
+                    first.fill(&mut bytes);
+                    disks.write(LOG_DEVICE, Bytes(0), &bytes)?;
+                    self.told(first.entries);
+                }
+                Next::Nothing => return Ok(()),
+            }
         }
     }
 
@@ -164,14 +191,24 @@ impl Log {
 
     /// Whether there is something to write that nobody writes.
     fn is_waiting(&self) -> bool {
+        self.lock().is_waiting()
+    }
+
+    /// How many entries there are.
+    pub(super) fn entries(&self) -> u64 {
+        self.lock().entries
+    }
+
+    /// Whether so many of them are in the log, or never will be.
+    pub(super) fn holds(&self, entries: u64) -> bool {
         let state = self.lock();
-        state.enabled && !state.busy && (!state.queue.is_empty() || state.stale)
+        !state.enabled || state.said >= entries
     }
 
     /// Whether there is something to write and nobody who does: it is the caller's task from here on.
     pub(super) fn claim(&self) -> bool {
         let mut state = self.lock();
-        let is_mine = state.enabled && !state.busy && (!state.queue.is_empty() || state.stale);
+        let is_mine = state.is_waiting();
         state.busy |= is_mine;
         is_mine
     }
@@ -190,11 +227,24 @@ impl Log {
         state.unflushed.clear();
     }
 
-    /// How many bytes there are to write.
-    pub(super) fn backlog(&self) -> u64 {
-        let state = self.lock();
-        let blocks = |entry: &Entry| 1 + entry.head.data_blocks();
-        state.queue.iter().map(blocks).sum::<u64>() * u64::from(self.block) - state.written as u64
+    /// What whoever has the claim is to write. Of what was written so far, all is on the log device.
+    pub(super) fn next(&self) -> Next {
+        let mut state = self.lock();
+        match state.backlog(self.block) {
+            0 if state.carried != state.said => {
+                Next::Super(Super { entries: state.carried, block: self.block })
+            }
+            0 => {
+                state.busy = false;
+                Next::Nothing
+            }
+            backlog => Next::Entries(backlog),
+        }
+    }
+
+    /// The super block says so many.
+    pub(super) fn told(&self, entries: u64) {
+        self.lock().said = entries;
     }
 
     /// Fill a buffer with what comes next; where it goes.
@@ -213,6 +263,7 @@ impl Log {
             if state.written == whole {
                 state.queue.pop_front();
                 state.written = 0;
+                state.carried += 1;
             }
         }
         debug_assert_eq!(filled, buffer.len(), "no more than the backlog is asked for");
@@ -237,16 +288,5 @@ impl Log {
         let of_data = into.len() - of_head;
         let start = (from + of_head) - block;
         into[of_head..].copy_from_slice(&data[start..start + of_data]);
-    }
-
-    /// All is written: what the super block is to say, if it does not. `None`: nothing is left to do, and the claim is
-    /// given up.
-    pub(super) fn finish(&self) -> Option<Super> {
-        let mut state = self.lock();
-        if !state.queue.is_empty() || std::mem::take(&mut state.stale) {
-            return Some(Super { entries: state.entries, block: self.block });
-        }
-        state.busy = false;
-        None
     }
 }

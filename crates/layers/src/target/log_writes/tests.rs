@@ -1,10 +1,13 @@
 //! The log as it lies on its device.
 
+use super::super::chore::Disks;
 use super::super::rig::Rig;
 use super::super::testing::{error, made, names};
 use super::super::{MessageError, Status};
 use super::format::{DISCARD, ENTRY_LEN, FLUSH, FUA, Head, MARK, Super};
-use block::{Flags, Op, Status as End};
+use super::shared::{Entry, Log, Next};
+use block::{Bytes, Flags, Op, Request, Status as End};
+use std::io;
 
 fn rig() -> Rig {
     Rig::new("log-writes", "a log")
@@ -131,4 +134,79 @@ fn failed_writes_are_logged_as_in_the_kernel() {
     rig.fail(0, End::IoError);
     assert_eq!(rig.write_with(0, &[1; 512], Flags::FUA), End::IoError);
     assert_eq!(log(&rig).len(), 1);
+}
+
+/// A log device that is asked by the chore, and while it is, someone else writes.
+struct Meddled<'a> {
+    rig: &'a mut Rig,
+    meddle: bool,
+}
+
+impl Disks for Meddled<'_> {
+    fn read(&mut self, _: usize, _: Bytes, _: &mut [u8]) -> io::Result<()> {
+        unreachable!("a log is only written")
+    }
+
+    fn write(&mut self, device: usize, at: Bytes, from: &[u8]) -> io::Result<()> {
+        if std::mem::take(&mut self.meddle) {
+            let discard = Request::new(Op::Discard, Bytes(4096), Bytes(4096));
+            self.rig.submit(Request { flags: Flags::FUA, ..discard });
+            assert_eq!(self.rig.in_flight(), 1, "its entry is not in the log yet, so it is not over");
+        }
+        let at = at.0 as usize;
+        self.rig.disks[device].borrow_mut().content[at..at + from.len()].copy_from_slice(from);
+        Ok(())
+    }
+
+    fn flush(&mut self, _: usize) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn what_ends_while_another_writes_the_log_waits_for_its_own_entry() {
+    let mut rig = rig();
+    let target = rig.target.clone();
+    target.message(&["mark", "one"], &names(&[])).unwrap();
+    let chore = target.chore().unwrap();
+    assert!(chore.is_due());
+    chore.step(&mut Meddled { rig: &mut rig, meddle: true });
+    assert_eq!(rig.drain(), [End::Ok]);
+    let found: Vec<Head> = log(&rig).into_iter().map(|(head, _)| head).collect();
+    assert_eq!(found[1], head(8, 8, DISCARD | FUA));
+}
+
+#[test]
+fn the_log_is_written_once_there_is_memory_again_and_nothing_is_kept() {
+    for short in 1..6 {
+        let mut rig = rig();
+        // The chore would do it in the node's place.
+        rig.chores.clear();
+        rig.ring.short = short;
+        let discard = Request::new(Op::Discard, Bytes(0), Bytes(4096));
+        assert_eq!(rig.request(Request { flags: Flags::FUA, ..discard }).0, End::Ok);
+        assert_eq!(log(&rig), [(head(0, 8, DISCARD | FUA), vec![])], "{short}");
+        assert_eq!((rig.ring.short, rig.ring.live), (0, 0));
+    }
+}
+
+#[test]
+fn the_super_block_counts_no_entry_that_is_not_written() {
+    let log = Log::new(512, block::Sectors(1024));
+    let entry = || Entry { head: head(0, 0, FLUSH), data: Box::default() };
+    log.append([entry()]);
+    assert!(log.claim() && !log.claim());
+    assert_eq!(log.next(), Next::Entries(512));
+    log.fill(&mut [0; 512]);
+    let next = log.next();
+    assert_eq!(next, Next::Super(Super { entries: 1, block: 512 }));
+    log.append([entry()]);
+    assert!(!log.holds(1), "the super block is not written yet");
+    log.told(1);
+    assert!(log.holds(1) && !log.holds(2));
+    assert_eq!(log.next(), Next::Entries(512));
+    log.fill(&mut [0; 512]);
+    log.told(2);
+    assert_eq!(log.next(), Next::Nothing);
+    assert!(!log.claim(), "all is said");
 }
