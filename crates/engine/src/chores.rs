@@ -7,6 +7,7 @@
 //! *Invariant:* one thread at a time for each target.
 
 use crate::host::Host;
+use crate::looking::while_any;
 use crate::tree::{Scratch, Tree};
 use block::Bytes;
 use layers::target::chore::{Chore, Disks};
@@ -15,8 +16,6 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How often it looks.
-const PERIOD: Duration = Duration::from_millis(50);
 /// How long a thread goes on before it looks whether its table is still in use.
 const TURN: Duration = Duration::from_millis(500);
 
@@ -29,7 +28,7 @@ struct Known {
 /// Do the chores of all targets of a host until the future is dropped.
 pub async fn watch(host: Arc<Host>) {
     let mut known: Vec<Known> = Vec::new();
-    loop {
+    while_any(&host.chores_came, || {
         known.retain(|known| known.chore.strong_count() > 0);
         let mut any = false;
         for device in host.devices() {
@@ -51,12 +50,9 @@ pub async fn watch(host: Arc<Host>) {
                 }
             }
         }
-        if any {
-            tokio::time::sleep(PERIOD).await;
-        } else {
-            host.chores_came.notified().await;
-        }
-    }
+        any
+    })
+    .await;
 }
 
 fn start(chore: Arc<dyn Chore>, devices: Vec<Tree>, busy: Arc<AtomicBool>) {

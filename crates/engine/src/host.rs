@@ -28,7 +28,10 @@ const GRACE: Duration = Duration::from_secs(10);
 
 /// Devices that are taken away at once when all are.
 const REMOVALS_MAX: usize = 32;
-/// How often a device that is in use is tried again when the process is to end.
+/// How long to wait before a device that is in use is tried again when the process is to end: at first, as whoever looks
+/// for what is on a new device has soon seen it …
+const FREE_LOOK_FIRST: Duration = Duration::from_millis(5);
+/// … and, twice as long each time, at most.
 const FREE_LOOK: Duration = Duration::from_millis(200);
 
 /// How a process serves.
@@ -495,13 +498,15 @@ impl Host {
     /// Take a device away when whoever uses it has let go of it: with it they would lose what they have not written.
     async fn remove_when_free(&self, name: &str) -> Result<(), HostError> {
         let mut said = false;
+        let mut pause = FREE_LOOK_FIRST;
         loop {
             match self.remove_device(name).await {
                 Err(in_use) if in_use.is_in_use() => {
                     if !matches!(in_use, HostError::Stood(_)) && !std::mem::replace(&mut said, true) {
                         tracing::warn!("{name}: {in_use}; waiting for that (a second signal ends at once)");
                     }
-                    tokio::time::sleep(FREE_LOOK).await;
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(FREE_LOOK);
                 }
                 other => return other,
             }

@@ -14,6 +14,7 @@ pub mod glance;
 pub mod host;
 pub mod limits;
 pub mod listen;
+mod looking;
 pub mod loop_device;
 pub mod nbd;
 pub mod nbd_device;

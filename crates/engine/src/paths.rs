@@ -9,6 +9,7 @@
 
 use crate::device::Device;
 use crate::host::Host;
+use crate::looking::while_any;
 use crate::spec::{Failback, PathSpec, StackSpec};
 use crate::tree::{Loaded, LoadedTarget, Scratch, Tree};
 use backends::nbd::NbdError;
@@ -17,9 +18,6 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-
-/// How often it looks.
-const PERIOD: Duration = Duration::from_millis(50);
 
 /// One path.
 struct Path {
@@ -42,13 +40,8 @@ struct Watched {
 /// Look after all paths of a host until the future is dropped.
 pub async fn watch(host: Arc<Host>) {
     let mut watched: Vec<Watched> = Vec::new();
-    loop {
+    while_any(&host.table_came, || {
         let tables = tables(&host);
-        if tables.is_empty() {
-            watched.clear();
-            host.table_came.notified().await;
-            continue;
-        }
         watched.retain(|watched| watched.shared.strong_count() > 0);
         for (device, loaded, spec) in &tables {
             for target in &loaded.targets {
@@ -61,8 +54,9 @@ pub async fn watch(host: Arc<Host>) {
                 watched[place].look(device, target, &shared, spec);
             }
         }
-        tokio::time::sleep(PERIOD).await;
-    }
+        !tables.is_empty()
+    })
+    .await;
 }
 
 type Table = (Arc<Device>, Arc<Loaded>, PathSpec);
