@@ -145,6 +145,14 @@ Layers:
   log,file=PATH[,size=SIZE,create] logs what is written, in the order in which it became durable: see replay-log
   cow,file=PATH[,create][,chunk=4K..16M][,size=SIZE][,direct=on|off|auto]
                                    writes go to an overlay file; what stands below is only read
+  mq-deadline[,PARAMETER=VALUE...], kyber[,...]   as --scheduler, which stands above all layers but splits
+
+Schedulers (--scheduler, or scheduler = \"...\" in a topology; see docs/schedulers.md):
+  none                             requests go down as they come [default]
+  mq-deadline[,read_expire=500][,write_expire=5000][,writes_starved=2][,fifo_batch=16][,front_merges=1]
+  kyber[,read_lat_nsec=2000000][,write_lat_nsec=10000000]
+                                   and for both: queue_depth=32, how many requests a queue has below at once,
+                                   and async_depth=N, how many writes are in hand
 
 Exports:
   --fuse FILE                      the device as one file, by FUSE: as root, or with fusermount3 for others.
@@ -207,6 +215,9 @@ pub(crate) struct ServeArgs {
     /// Queue limits for the device, under the kernel's names: see `blockyard limits`
     #[arg(long, value_name = "KEY=VALUE,...")]
     pub(crate) limits: Option<String>,
+    /// What orders and merges its requests: none, mq-deadline or kyber, with its parameters under the kernel's names
+    #[arg(long, value_name = "NAME,KEY=VALUE...")]
+    pub(crate) scheduler: Option<String>,
     /// Requests in flight on each hardware queue, at most
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) depth: Option<u16>,
@@ -432,12 +443,14 @@ pub(crate) struct LimitsArgs {
   direct=on|off|auto  read and write past the page cache, or through it
   file=PATH           another file of the same size, behind a device with ro
   badblocks=+FIRST-LAST, badblocks=-FIRST-LAST   sectors of a null: that become bad, or good
+  scheduler=none|mq-deadline|kyber[,PARAMETER=VALUE...]   what orders and merges requests
+  PARAMETER=VALUE     of the scheduler in use, such as read_expire=100 or write_lat_nsec=5ms; at once
 
 Requests that are under way end first; those that come meanwhile wait.")]
 pub(crate) struct SetArgs {
     /// The device
     pub(crate) name: String,
-    /// What to change: direct=on|off|auto, file=PATH or badblocks=±FIRST-LAST
+    /// What to change: direct, file, badblocks, scheduler, or a parameter of the scheduler
     #[arg(value_name = "KEY=VALUE")]
     pub(crate) change: String,
 }
@@ -615,8 +628,9 @@ PREFIX and fio --read_iolog. Without it, blkparse's lines as things happen. Unti
 
 While a trace runs, stop has it tell nothing until start, filter gives it another filter, and end ends it.
 
-Actions: Q queued, X split, A remapped, G got, I inserted, D issued, C completed, R requeued, or the names queue,
-split, remap, get, insert, issue, complete, requeue. blkparse shows a queue as a CPU, its thread as the process.
+Actions: Q queued, X split, A remapped, G got, M and F merged behind and before another, P plugged, U unplugged, I
+inserted, D issued, C completed, R requeued, or the names queue, split, remap, get, merge, front-merge, plug, unplug,
+insert, issue, complete, requeue. blkparse shows a queue as a CPU, its thread as the process.
 What comes faster than it is taken is dropped and counted; I/O never waits for a trace.")]
 pub(crate) struct TraceArgs {
     /// The device

@@ -6,7 +6,7 @@ use crate::listing::{block_on, client_of, run_dir};
 use crate::plan;
 use crate::progress::shown;
 use engine::change::Change;
-use engine::spec::{Bytes, Direct};
+use engine::spec::{Bytes, Direct, is_scheduler_parameter, parse_scheduler};
 use std::process::ExitCode;
 
 pub(crate) fn resize(args: &ResizeArgs) -> Result<ExitCode, Failure> {
@@ -29,9 +29,17 @@ pub(crate) fn set(args: &SetArgs) -> Result<ExitCode, Failure> {
             Change::File(path)
         }
         Some(("badblocks", range)) => Change::BadBlocks(range.to_owned()),
+        Some(("scheduler", text)) => {
+            parse_scheduler(text).map_err(|why| usage(why.to_string()))?;
+            Change::Scheduler(text.to_owned())
+        }
+        Some((name, value)) if is_scheduler_parameter(name) => {
+            Change::Parameter { name: name.to_owned(), value: value.to_owned() }
+        }
         _ => {
             let why = format!(
-                "\"{}\" cannot be changed (there are direct=on|off|auto, file=PATH and badblocks=+FIRST-LAST)",
+                "\"{}\" cannot be changed (there are direct=on|off|auto, file=PATH, badblocks=+FIRST-LAST, \
+                 scheduler=NAME and the parameters of schedulers)",
                 args.change
             );
             return Err(usage(why));

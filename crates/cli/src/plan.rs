@@ -4,6 +4,7 @@ use crate::args::ServeArgs;
 use crate::failure::Failure;
 use engine::spec::{
     DeviceName, FuseSpec, LayerSpec, NbdAddress, StackSpec, TableSpec, TlsSpec, UblkSpec, check_limits,
+    parse_scheduler, with_scheduler,
 };
 use engine::topology::{DeviceSpec, ExportKind, ExportSpec, NbdOptions, Topology};
 use std::fmt::Display;
@@ -34,7 +35,11 @@ pub(crate) fn topology(what: &str, args: &ServeArgs) -> Result<Topology, Failure
         None => stack.derived_name(),
     };
     let layers = args.layers.iter().map(|layer| Ok(parsed::<LayerSpec>(what, layer)?.rooted(&here)));
-    let layers = layers.collect::<Result<_, Failure>>()?;
+    let mut layers: Vec<LayerSpec> = layers.collect::<Result<_, Failure>>()?;
+    if let Some(text) = &args.scheduler {
+        let choice = parse_scheduler(text).map_err(|why| Failure::usage(what, text, why))?;
+        layers = with_scheduler(&layers, choice);
+    }
     if let Some(limits) = &args.limits {
         check_limits(limits).map_err(|why| Failure::usage(what, limits, why))?;
     }

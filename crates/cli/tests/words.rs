@@ -45,8 +45,8 @@ fn options_that_cannot_be_say_why() {
             &["--layer", "sleep,read=5ms"],
             "sleep,read=5ms: there is no layer \"sleep\" in this build (there are split, for example \
              'split,max_sectors=255', part, for example 'part,2', cow, for example 'cow,file=overlay.img,create', \
-             delay, for example 'delay,read=5ms', flakey, for example 'flakey,up=10,down=2', and log, for example \
-             'log,file=writes.log,size=1G,create')",
+             delay, for example 'delay,read=5ms', flakey, for example 'flakey,up=10,down=2', log, for example \
+             'log,file=writes.log,size=1G,create', mq-deadline and kyber)",
         ),
         (
             &["--tls", "require"],

@@ -61,6 +61,15 @@ pub enum Change {
     Resume,
     /// Of the trace that is made of it.
     Trace(TraceChange),
+    /// Another scheduler, with parameters, or `none`.
+    Scheduler(String),
+    /// Another value for a parameter of its scheduler.
+    Parameter {
+        /// The kernel's name of it.
+        name: String,
+        /// The value, as it is written.
+        value: String,
+    },
     /// Leave it to another process: nothing is under way any more, and this process ends.
     Leave,
 }
@@ -115,6 +124,12 @@ pub enum ChangeError {
     /// Its limits.
     #[error(transparent)]
     Limits(#[from] LimitsRefusal),
+    /// Its scheduler, or a parameter of that.
+    #[error("{0}")]
+    Scheduler(String),
+    /// It has none, and so no parameter of that name.
+    #[error("{0} is a parameter of a scheduler, and it has none (first: set scheduler=mq-deadline or kyber)")]
+    NoScheduler(String),
     /// Its trace.
     #[error(transparent)]
     Trace(#[from] TraceError),
@@ -173,6 +188,8 @@ impl Host {
             Change::Resize { size, shrink } => self.resize(&device, size.map(Bytes), shrink).await,
             Change::Suspend { flush } => self.suspend(&device, flush).await,
             Change::Trace(change) => Ok(Host::change_trace(&device, &change).map_err(ChangeError::from)?),
+            Change::Scheduler(text) => self.set_scheduler(&device, &text).await,
+            Change::Parameter { name, value } => Ok(Host::set_parameter(&device, &name, &value)?),
             Change::Leave => self.leave_device(name).await,
             Change::Limits { set, reset } => self.change_limits(&device, &set, reset).await,
             Change::Commit => self.commit(&device).await,

@@ -23,6 +23,7 @@ pub mod paths;
 mod reactor;
 pub mod replay;
 pub mod rundir;
+mod scheduler;
 pub mod spec;
 mod start;
 pub mod tables;

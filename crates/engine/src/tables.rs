@@ -256,12 +256,12 @@ impl Host {
         if let StackSpec::Table(now) = &device.form().stack {
             (spec.paths, spec.read_only, spec.uuid) = (now.paths, now.read_only, now.uuid.clone());
         }
-        let mut above = device.layers().to_vec();
-        if let Some(bound) = above.iter().find(|layer| !matches!(layer, LayerSpec::Split(_))) {
+        // They are those of the whole device, whatever it is made of.
+        let above = device.layers().to_vec();
+        let stays = |layer: &LayerSpec| matches!(layer, LayerSpec::Split(_) | LayerSpec::Scheduler(_));
+        if let Some(bound) = above.iter().find(|layer| !stays(layer)) {
             return Err(TableRefusal::Layer(bound.to_string()).into());
         }
-        // The limits of the whole device are the last of its layers.
-        above.retain(|layer| matches!(layer, LayerSpec::Split(_)));
         let (devices, pool) = (self.devices(), self.pool.clone());
         // Opening may wait for a server.
         let form = off_the_runtime(move || {

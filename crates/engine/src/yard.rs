@@ -88,6 +88,7 @@ fn facts(device: &Device) -> BTreeMap<String, String> {
             facts.insert("autosize".to_owned(), "yes".to_owned());
         }
     }
+    facts.insert("scheduler".to_owned(), crate::scheduler::shown(device));
     if device.is_suspended() {
         facts.insert("suspended".to_owned(), "yes: its requests are held back (blockyard resume)".to_owned());
     }

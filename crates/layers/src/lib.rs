@@ -12,6 +12,7 @@ mod layer;
 pub mod multipath;
 mod pass;
 mod pieces;
+pub mod scheduler;
 mod split;
 pub mod target;
 #[cfg(test)]

@@ -55,6 +55,8 @@ pub(crate) struct Log {
     pub(crate) seen: Vec<(Request, Vec<Segment>)>,
     /// Held, oldest first.
     pub(crate) held: VecDeque<Cookie>,
+    /// What reads that may be lent to are lent.
+    pub(crate) lends: Option<Segment>,
     /// Hold requests rather than answer at once.
     pub(crate) holds: bool,
     /// Answers in order; `Ok` when there are no more.
@@ -72,6 +74,9 @@ impl Node<Clock> for Recorder {
         let memory =
             if req.data == Data::NONE { Vec::new() } else { cx.segments(req.data, req.len.0).collect() };
         log.seen.push((*req, memory));
+        if let (Some(lent), true) = (log.lends, req.flags.has(block::Flags::MAY_LEND)) {
+            req.data = Data::One(lent);
+        }
         if log.holds {
             log.held.push_back(io);
             return Verdict::Held;
@@ -106,7 +111,12 @@ pub(crate) struct Bench {
 impl Bench {
     /// `layer` is given its child's number.
     pub(crate) fn new<N: Node<Clock> + 'static>(children: u16, layer: impl FnOnce(NodeId) -> N) -> Bench {
-        Bench::stack(children, vec![Box::new(layer(NodeId(1)))])
+        Bench::stack(4, children, vec![Box::new(layer(NodeId(1)))])
+    }
+
+    /// The same in a queue of so many requests.
+    pub(crate) fn deep(depth: u16, children: u16, layer: Box<dyn Node<Clock>>) -> Bench {
+        Bench::stack(depth, children, vec![layer])
     }
 
     /// Two layers.
@@ -115,18 +125,17 @@ impl Bench {
         upper: impl FnOnce(NodeId) -> N,
         lower: impl FnOnce(NodeId) -> M,
     ) -> Bench {
-        Bench::stack(children, vec![Box::new(upper(NodeId(1))), Box::new(lower(NodeId(2)))])
+        Bench::stack(4, children, vec![Box::new(upper(NodeId(1))), Box::new(lower(NodeId(2)))])
     }
 
-    fn stack(children: u16, layers: Vec<Box<dyn Node<Clock>>>) -> Bench {
+    fn stack(depth: u16, children: u16, layers: Vec<Box<dyn Node<Clock>>>) -> Bench {
         let log = Rc::<RefCell<Log>>::default();
         let mut stack = Stack::default();
         for layer in layers {
             stack.layer(layer, children);
         }
         stack.backend(Box::new(Recorder(log.clone())));
-        let config =
-            QueueConfig { id: QueueId(0), depth: 4, segments_per_tag: 64, timeout_ns: Some(1_000_000) };
+        let config = QueueConfig { id: QueueId(0), depth, segments_per_tag: 64, timeout_ns: Some(1_000_000) };
         let mut queue = Queue::new(config, stack).expect("a stack that fits");
         queue.set_probe(Some(Box::new(Listener(log.clone()))));
         Bench { queue, ring: Clock(Nanos(1)), log }

@@ -3,7 +3,7 @@
 use crate::segments::{SegmentList, Segments, advance};
 use crate::sockets::{NodeEvent, SocketOwner, alarm_cookie};
 use crate::{Event, FileId, FileOp, IoId, Nanos, Patience, Point, Probe, QueueId, Ring, RingFull};
-use block::{Cookie, Data, Request, Segment, Status, Tag};
+use block::{Cookie, Data, Op, Request, Segment, Status, Tag};
 use std::collections::VecDeque;
 
 /// A node's place in its stack. A parent's number is always below its children's.
@@ -44,6 +44,12 @@ pub trait Node<R: Ring> {
     /// requests and children together), for arrays indexed by tag.
     fn attach(&mut self, id: NodeId, tags: usize) {
         let _ = (id, tags);
+    }
+
+    /// How many entries of the queue's segment table it wants for itself, for runs that it puts together: see
+    /// [`Cx::room`].
+    fn room(&self) -> u32 {
+        0
     }
 
     /// A request arrives. Its range lies within the device; nothing else is promised.
@@ -121,6 +127,14 @@ pub(crate) struct Spawn {
     pub(crate) req: Request,
 }
 
+/// A held request that is over.
+pub(crate) struct Resumed {
+    pub(crate) io: Cookie,
+    pub(crate) result: i64,
+    /// It was carried out as part of another, which is counted in its place.
+    pub(crate) part: bool,
+}
+
 /// What belongs to a queue rather than to a request, and is lent to nodes through [`Cx`].
 pub(crate) struct Common {
     pub(crate) queue: QueueId,
@@ -130,7 +144,12 @@ pub(crate) struct Common {
     /// To be started, in order. Each holds a child tag, so it never outgrows those.
     pub(crate) spawned: VecDeque<Spawn>,
     /// Held requests that their nodes named as over, with what they are told. Each holds a tag.
-    pub(crate) resumed: VecDeque<(Cookie, i64)>,
+    pub(crate) resumed: VecDeque<Resumed>,
+    /// Where in the segment table the entries of each node begin.
+    pub(crate) rooms: Box<[u32]>,
+    /// Requests that were merged into others and are not counted yet, by operation; and whether there are any.
+    pub(crate) merges: [u64; Op::COUNT],
+    pub(crate) merged: bool,
     pub(crate) probe: Option<Box<dyn Probe>>,
 }
 
@@ -235,7 +254,50 @@ impl<R: Ring> Cx<'_, R> {
     /// The held request `io` of this node is over, by something that the ring did not carry for it: it comes back as
     /// `reap` with this result once what the node is being told has been told.
     pub fn resume(&mut self, io: Cookie, result: i64) {
-        self.common.resumed.push_back((io, result));
+        self.common.resumed.push_back(Resumed { io, result, part: false });
+    }
+
+    /// The same with result 0 for a request that was carried out as part of another: it is not counted, as the other was.
+    pub fn resume_part(&mut self, io: Cookie) {
+        self.common.resumed.push_back(Resumed { io, result: 0, part: true });
+    }
+
+    /// A request of that kind is part of another from now on: count a merge.
+    pub fn merged(&mut self, op: Op) {
+        self.common.merges[op as usize] += 1;
+        self.common.merged = true;
+    }
+
+    /// Where in the segment table the entries begin that the node asked for with [`Node::room`].
+    pub fn room(&self) -> u32 {
+        self.common.rooms[self.node.index()]
+    }
+
+    /// Put what `data` names, `len` bytes in all, into the node's entries from `at` on, the first `count` of which
+    /// are a run that it goes on: memory that follows on the last entry becomes part of it. How many the run has now.
+    pub fn gather(&mut self, at: u32, count: u16, data: Data, len: u64) -> u16 {
+        match data {
+            Data::One(segment) => self.gather_one(at, count, Segment { len: len as u32, ..segment }),
+            Data::Run { .. } => {
+                let list = SegmentList::gather(self.segments(data, len));
+                list.as_slice().iter().fold(count, |count, segment| self.gather_one(at, count, *segment))
+            }
+        }
+    }
+
+    fn gather_one(&mut self, at: u32, count: u16, segment: Segment) -> u16 {
+        let end = at as usize + usize::from(count);
+        if count > 0 {
+            let last = &mut self.common.segments[end - 1];
+            let follows =
+                last.region == segment.region && last.offset + u64::from(last.len) == segment.offset;
+            if let (true, Some(len)) = (follows, last.len.checked_add(segment.len)) {
+                last.len = len;
+                return count;
+            }
+        }
+        self.common.segments[end] = segment;
+        count + 1
     }
 
     /// Have [`NodeEvent::Alarm`] come at that time. One at a time for each node.

@@ -15,6 +15,24 @@ pub enum Event {
         /// Where the remainder begins.
         rest: Bytes,
     },
+    /// `P`: the first request of a batch that is held back until the batch is over.
+    Plugged,
+    /// `U`: it is over.
+    Unplugged {
+        /// Requests that were held back.
+        count: u32,
+    },
+    /// `M` or `F`: it became the end, or the beginning, of a request that waits.
+    Merged {
+        /// The beginning.
+        front: bool,
+    },
+    /// `G`: a scheduler has it.
+    Got,
+    /// `I`: it waits in line.
+    Inserted,
+    /// `D`: the scheduler hands it on. Where a backend of the same device comes next, that says so itself.
+    Dispatched,
     /// `D`: a backend has it. Where nothing in the stack holds requests in line, a tracer shows it as got (`G`),
     /// inserted (`I`) and issued in one step.
     Issued,

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 #[derive(Debug)]
 struct OpStats {
+    merges: AtomicU64,
     bytes: AtomicU64,
     ticks_ns: AtomicU64,
     latency: Histogram,
@@ -18,6 +19,7 @@ struct OpStats {
 impl Default for OpStats {
     fn default() -> Self {
         OpStats {
+            merges: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             ticks_ns: AtomicU64::new(0),
             latency: Histogram::default(),
@@ -96,6 +98,14 @@ impl QueueStats {
         }
     }
 
+    /// Requests that were merged into others, by operation; 0 from then on.
+    #[cold]
+    pub(crate) fn count_merges(&self, merges: &mut [u64; Op::COUNT]) {
+        for (op, count) in self.ops.iter().zip(merges) {
+            bump(&op.merges, std::mem::take(count));
+        }
+    }
+
     /// By node number.
     pub(crate) fn nodes(&self) -> &[NodeStats] {
         &self.nodes
@@ -121,6 +131,7 @@ impl QueueStats {
     pub fn snapshot(&self, now: Nanos) -> Snapshot {
         let mut snapshot = Snapshot::default();
         for (into, op) in snapshot.ops.iter_mut().zip(&self.ops) {
+            into.merges = op.merges.load(Relaxed);
             into.bytes = op.bytes.load(Relaxed);
             into.ticks_ns = op.ticks_ns.load(Relaxed);
             op.latency.add_to(&mut into.latency);

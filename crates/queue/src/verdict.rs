@@ -9,7 +9,7 @@
 use crate::node::{Common, Spawn};
 use crate::stats::Ended;
 use crate::{ChildKind, Cx, Event, Nanos, Node, NodeId, Point, Probe, QueueId, QueueStats, Ring, Verdict};
-use block::{Bytes, Cookie, Data, Request, Segment, Status, Tag};
+use block::{Bytes, Cookie, Data, Op, Request, Segment, Status, Tag};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -202,12 +202,15 @@ struct Built<R: Ring> {
     seats: Box<[Seat<R>]>,
     /// Child tags of each node.
     spare: Box<[Vec<Tag>]>,
+    /// Where in the segment table the entries of each node begin, behind those of tags; and its length.
+    rooms: Box<[u32]>,
+    segments: usize,
     /// Tags in all: the front-end's, then those of children.
     tags: usize,
 }
 
 impl<R: Ring> Built<R> {
-    fn new(stack: Stack<R>, depth: u16) -> Result<Built<R>, StackError> {
+    fn new(stack: Stack<R>, depth: u16, segments_per_tag: u16) -> Result<Built<R>, StackError> {
         let count = stack.nodes.len();
         if count == 0 || count > 255 {
             return Err(StackError::NodeCount(count));
@@ -217,16 +220,20 @@ impl<R: Ring> Built<R> {
             return Err(StackError::Tags(tags));
         }
         let mut next_child = depth;
-        let (mut seats, mut spare) = (Vec::new(), Vec::new());
+        let (mut seats, mut spare, mut rooms) = (Vec::new(), Vec::new(), Vec::new());
+        let mut segments = tags * usize::from(segments_per_tag);
         for (number, (mut node, children, is_leaf)) in stack.nodes.into_iter().enumerate() {
             node.attach(NodeId(number as u8), tags);
+            // 65536 tags of 65535 entries, and those of 255 nodes that have some, stay below 2^32 in earnest.
+            rooms.push(segments as u32);
+            segments += node.room() as usize;
             seats.push(Seat { node, leaf: is_leaf, entered: 0, resting: 0, rested_ns: 0 });
             // Wraps at most where nothing is left to number.
             let end = next_child.wrapping_add(children);
             spare.push((0..children).rev().map(|child| Tag(next_child + child)).collect());
             next_child = end;
         }
-        Ok(Built { seats: seats.into(), spare: spare.into(), tags })
+        Ok(Built { seats: seats.into(), spare: spare.into(), rooms: rooms.into(), segments, tags })
     }
 }
 
@@ -259,16 +266,20 @@ impl<R: Ring> Queue<R> {
     /// # Errors
     /// [`StackError`] when the numbers do not fit.
     pub fn new(config: QueueConfig, stack: Stack<R>) -> Result<Self, StackError> {
-        let Built { seats, spare, tags } = Built::new(stack, config.depth)?;
+        let Built { seats, spare, rooms, segments, tags } =
+            Built::new(stack, config.depth, config.segments_per_tag)?;
         Ok(Queue {
             slots: vec![Slot::FREE; tags].into(),
             seats,
             common: Common {
                 queue: config.id,
-                segments: vec![Segment::EMPTY; tags * usize::from(config.segments_per_tag)].into(),
+                segments: vec![Segment::EMPTY; segments].into(),
                 spare,
                 spawned: VecDeque::with_capacity(tags),
                 resumed: VecDeque::new(),
+                rooms,
+                merges: [0; Op::COUNT],
+                merged: false,
                 probe: None,
             },
             free: (0..config.depth).rev().map(Tag).collect(),
@@ -466,6 +477,9 @@ impl<R: Ring> Queue<R> {
             self.stats.count(&self.ended, now);
             self.ended.clear();
         }
+        if std::mem::take(&mut self.common.merged) {
+            self.stats.count_merges(&mut self.common.merges);
+        }
         self.stats.in_flight(self.in_flight, now);
         for (seat, counts) in self.seats.iter().zip(self.stats.nodes()) {
             counts.store(seat.counts(now));
@@ -507,10 +521,18 @@ impl<R: Ring> Queue<R> {
         is_as_before: impl Fn(usize) -> bool,
     ) -> Result<Stack<R>, StackError> {
         assert!(self.frozen && self.is_drained(), "a stack is replaced only while nothing moves in it");
-        let Built { seats, spare, tags } = Built::new(stack, self.depth)?;
+        let Built { seats, spare, rooms, segments: entries, tags } =
+            Built::new(stack, self.depth, self.segments_per_tag)?;
         let children = |spare: &[Vec<Tag>]| spare.iter().map(|tags| tags.len() as u16).collect::<Vec<_>>();
         let counts = children(&std::mem::replace(&mut self.common.spare, spare));
         let seats = std::mem::replace(&mut self.seats, seats);
+        self.common.rooms = rooms;
+        if entries != self.common.segments.len() {
+            // Those of the front-end's tags come first, and keep their places.
+            let mut segments = std::mem::take(&mut self.common.segments).into_vec();
+            segments.resize(entries, Segment::EMPTY);
+            self.common.segments = segments.into();
+        }
         for (number, counts) in self.stats.nodes().iter().enumerate() {
             match (seats.get(number), self.seats.get_mut(number)) {
                 (Some(old), Some(new)) if is_as_before(number) => {
@@ -527,9 +549,6 @@ impl<R: Ring> Queue<R> {
             let mut slots = std::mem::take(&mut self.slots).into_vec();
             slots.resize(tags, Slot::FREE);
             self.slots = slots.into();
-            let mut segments = std::mem::take(&mut self.common.segments).into_vec();
-            segments.resize(tags * usize::from(self.segments_per_tag), Segment::EMPTY);
-            self.common.segments = segments.into();
             self.common.spawned.reserve(tags);
             self.parked.reserve(tags);
             self.ended.reserve(tags);

@@ -43,10 +43,14 @@ const fn action(kind: Kind) -> Option<(u32, u32, char)> {
     use category::*;
     Some(match kind {
         Kind::Queue => (1, QUEUE, 'Q'),
+        Kind::BackMerge => (2, QUEUE, 'M'),
+        Kind::FrontMerge => (3, QUEUE, 'F'),
         Kind::Get => (4, QUEUE, 'G'),
         Kind::Requeue => (6, REQUEUE | FS, 'R'),
         Kind::Issue => (7, ISSUE | FS, 'D'),
         Kind::Complete => (8, COMPLETE | FS, 'C'),
+        Kind::Plug => (9, QUEUE, 'P'),
+        Kind::Unplug => (10, QUEUE, 'U'),
         Kind::Insert => (12, QUEUE | FS, 'I'),
         Kind::Split => (13, 0, 'X'),
         Kind::Remap => (15, QUEUE, 'A'),
@@ -72,9 +76,14 @@ fn op_categories(record: &Record) -> u32 {
     if record.flags & Flags::FUA.bits() != 0 { what | category::FUA | SYNC } else { what }
 }
 
+/// The categories of what an event is about: a plug is about no request.
+fn record_categories(record: &Record) -> u32 {
+    if matches!(record.kind, Kind::Plug | Kind::Unplug) { category::READ } else { op_categories(record) }
+}
+
 /// `RWBS`: what blkparse makes of the categories, in its order.
 pub(crate) fn rwbs(record: &Record) -> String {
-    let categories = op_categories(record);
+    let categories = record_categories(record);
     let has = |bit: u32| categories & bit != 0;
     let direction = match () {
         () if has(category::DISCARD) => 'D',
@@ -181,7 +190,7 @@ impl Encoder {
             time_ns: record.time_ns,
             sector: record.offset >> 9,
             bytes: record.len,
-            action: (op_categories(record) | categories) << 16 | code,
+            action: (record_categories(record) | categories) << 16 | code,
             pid,
             device: device(self.number, record.device),
             queue,
@@ -189,7 +198,7 @@ impl Encoder {
             error: if record.kind == Kind::Complete { (record.value as u16).wrapping_neg() } else { 0 },
         };
         match record.kind {
-            Kind::Split => header.write(&record.value.to_be_bytes(), into),
+            Kind::Split | Kind::Unplug => header.write(&record.value.to_be_bytes(), into),
             Kind::Remap => {
                 let from = device(self.number, record.from).to_be_bytes();
                 let to = header.device.to_be_bytes();

@@ -106,7 +106,14 @@ impl Chrome {
                 let rest = format!(",\"args\":{{\"sector\":{sector},\"rest\":{}}}", record.value);
                 self.slice('n', "split", queue, record, &rest, into);
             }
+            Kind::BackMerge | Kind::FrontMerge => {
+                self.slice('n', "merged", queue, record, &place, into);
+            }
             Kind::Done if own => {
+                if backend {
+                    // It went down as part of another, which has ended under a tag of its own.
+                    self.slice('e', "backend", queue, record, "", into);
+                }
                 let how = format!(",\"args\":{{\"errno\":{}}}", record.value);
                 self.slice('e', &name, queue, record, &how, into);
                 self.open.remove(&key);

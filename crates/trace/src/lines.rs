@@ -109,6 +109,7 @@ impl Lines {
             Kind::Complete => writeln!(into, "{sector} [{}]", (record.value as u16).wrapping_neg()),
             Kind::Requeue if sectors > 0 => writeln!(into, "{range}[0]"),
             Kind::Requeue => writeln!(into, "{sector} [0]"),
+            Kind::Unplug => writeln!(into, "[{comm}] {}", record.value),
             Kind::Split => writeln!(into, "{sector} / {} [{comm}]", record.value),
             Kind::Remap => {
                 let from = crate::blktrace::minor(self.number, record.from);

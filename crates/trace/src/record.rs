@@ -34,11 +34,19 @@ pub enum Kind {
     Done = 8,
     /// `G`, `I` and `D` in one step, those of them whose bits 0, 1 and 2 are set in the value.
     Start = 9,
+    /// `M`
+    BackMerge = 10,
+    /// `F`
+    FrontMerge = 11,
+    /// `P`
+    Plug = 12,
+    /// `U`; the value is how many requests were held back.
+    Unplug = 13,
 }
 
 impl Kind {
     /// All that a user can ask for, with their letters and blktrace's names where it has them.
-    pub const NAMED: [(Kind, &'static str, &'static str); 9] = [
+    pub const NAMED: [(Kind, &'static str, &'static str); 13] = [
         (Kind::Queue, "Q", "queue"),
         (Kind::Split, "X", "split"),
         (Kind::Remap, "A", "remap"),
@@ -48,6 +56,10 @@ impl Kind {
         (Kind::Complete, "C", "complete"),
         (Kind::Requeue, "R", "requeue"),
         (Kind::Done, "done", "done"),
+        (Kind::BackMerge, "M", "merge"),
+        (Kind::FrontMerge, "F", "front-merge"),
+        (Kind::Plug, "P", "plug"),
+        (Kind::Unplug, "U", "unplug"),
     ];
 
     fn from_number(number: u64) -> Option<Kind> {

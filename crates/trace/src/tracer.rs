@@ -19,6 +19,15 @@ pub struct Place {
     pub below: Option<u8>,
     /// It is the lowest node of its device, and no backend.
     pub ends: bool,
+    /// A scheduler of its device stands above it: requests were got and inserted there.
+    pub scheduled: bool,
+    /// It is a scheduler whose device has no backend: what goes down is issued by that.
+    pub issues: bool,
+}
+
+impl Place {
+    /// On the device that is traced, with a backend at its end.
+    pub const TOP: Place = Place { device: 0, below: None, ends: false, scheduled: false, issues: false };
 }
 
 /// How a tracer listens.
@@ -75,7 +84,11 @@ impl Tracer {
                 self.put(wanted, Record { kind, value, from: above, ..record });
             }
             self.put(wanted, Record { kind: Kind::Queue, ..record });
-        } else if depth == 1 && record.tag >= self.config.depth && self.config.queue_children {
+        } else if depth == 1
+            && record.tag >= self.config.depth
+            && self.config.queue_children
+            && !place.scheduled
+        {
             self.put(wanted, Record { kind: Kind::Queue, ..record });
         }
     }
@@ -91,8 +104,7 @@ impl Probe for Tracer {
             }
             return;
         }
-        let none = Place { device: 0, below: None, ends: false };
-        let place = self.config.places.get(usize::from(point.node.0)).copied().unwrap_or(none);
+        let place = self.config.places.get(usize::from(point.node.0)).copied().unwrap_or(Place::TOP);
         let record = Record {
             time_ns: self.config.clock.map_or(at, |clock| clock()).0,
             offset: point.offset.0,
@@ -115,7 +127,7 @@ impl Probe for Tracer {
                     self.arrive(wanted, place, point.depth, record);
                 }
                 if point.event == Event::Issued {
-                    let steps = wanted >> Kind::Get as u64 & 7;
+                    let steps = wanted >> Kind::Get as u64 & if place.scheduled { 4 } else { 7 };
                     if steps != 0 {
                         self.config
                             .lane
@@ -123,6 +135,19 @@ impl Probe for Tracer {
                     }
                 }
             }
+            Event::Plugged => self.put(wanted, Record { kind: Kind::Plug, offset: 0, len: 0, ..record }),
+            Event::Unplugged { count } => {
+                let kind = Kind::Unplug;
+                self.put(wanted, Record { kind, offset: 0, len: 0, value: count.into(), ..record });
+            }
+            Event::Merged { front } => {
+                let kind = if front { Kind::FrontMerge } else { Kind::BackMerge };
+                self.put(wanted, Record { kind, ..record });
+            }
+            Event::Got => self.put(wanted, Record { kind: Kind::Get, ..record }),
+            Event::Inserted => self.put(wanted, Record { kind: Kind::Insert, ..record }),
+            Event::Dispatched if place.issues => self.put(wanted, Record { kind: Kind::Issue, ..record }),
+            Event::Dispatched => {}
             Event::Completed { status } => self.put(wanted, completed(record, status)),
             Event::Left { status } if place.ends => self.put(wanted, completed(record, status)),
             Event::Left { .. } => {}
@@ -171,7 +196,7 @@ mod tests {
         tracer.point(Nanos(5), Point::new(Tag(tag), NodeId(node), depth, &req, event));
     }
 
-    const WHOLE: Place = Place { device: 0, below: None, ends: false };
+    const WHOLE: Place = Place::TOP;
 
     #[test]
     fn a_backend_alone_leaves_the_kernels_five_events() {
@@ -188,8 +213,8 @@ mod tests {
 
     #[test]
     fn what_a_layer_moves_is_remapped_queued_and_completed_below() {
-        let window = Place { device: 0, below: None, ends: true };
-        let file = Place { device: 1, below: Some(0), ends: false };
+        let window = Place { ends: true, ..Place::TOP };
+        let file = Place { device: 1, below: Some(0), ..Place::TOP };
         let (mut tracer, lane) = tracer(vec![window, file], false);
         point(&mut tracer, 0, 0, 0, 8, Event::Queued);
         point(&mut tracer, 0, 0, 1, 8, Event::Entered);
@@ -211,10 +236,8 @@ mod tests {
 
     #[test]
     fn a_remap_into_a_range_that_is_wanted_tells_where_the_request_was() {
-        let places = vec![
-            Place { device: 0, below: None, ends: true },
-            Place { device: 1, below: Some(0), ends: false },
-        ];
+        let places =
+            vec![Place { ends: true, ..Place::TOP }, Place { device: 1, below: Some(0), ..Place::TOP }];
         let text =
             FilterText { sectors: "2048-4095".into(), actions: "remap".into(), ..FilterText::default() };
         let (mut tracer, lane) = tracer_of(places, false, &text);
@@ -234,5 +257,34 @@ mod tests {
             assert_eq!(told[0].0, if queued { Kind::Queue } else { Kind::Get });
             assert_eq!(told.len(), if queued { 4 } else { 3 });
         }
+    }
+
+    #[test]
+    fn under_a_scheduler_a_backend_issues_what_was_got_and_inserted_above() {
+        let scheduled = Place { scheduled: true, ..Place::TOP };
+        let (mut tracer, lane) = tracer(vec![WHOLE, scheduled], true);
+        point(&mut tracer, 0, 0, 0, 8, Event::Queued);
+        point(&mut tracer, 0, 0, 0, 8, Event::Plugged);
+        point(&mut tracer, 0, 0, 0, 8, Event::Got);
+        point(&mut tracer, 1, 0, 0, 16, Event::Queued);
+        point(&mut tracer, 1, 0, 0, 16, Event::Merged { front: false });
+        point(&mut tracer, 0, 0, 0, 8, Event::Unplugged { count: 2 });
+        point(&mut tracer, 0, 0, 0, 8, Event::Inserted);
+        point(&mut tracer, 0, 0, 0, 8, Event::Dispatched);
+        // What was merged goes down under a tag of its own, and was queued before.
+        point(&mut tracer, 9, 1, 1, 8, Event::Issued);
+        point(&mut tracer, 9, 1, 1, 8, Event::Completed { status: Status::Ok });
+        let expected = [
+            (Kind::Queue, 0, 8, 0),
+            (Kind::Plug, 0, 0, 0),
+            (Kind::Get, 0, 8, 0),
+            (Kind::Queue, 0, 16, 0),
+            (Kind::BackMerge, 0, 16, 0),
+            (Kind::Unplug, 0, 0, 2),
+            (Kind::Insert, 0, 8, 0),
+            (Kind::Issue, 0, 8, 0),
+            (Kind::Complete, 0, 8, 0),
+        ];
+        assert_eq!(told(&lane), expected);
     }
 }

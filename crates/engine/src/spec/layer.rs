@@ -5,6 +5,7 @@ use super::stack::{DIRECT, write_choice, write_flag};
 use super::targets::{DelaySpec, FlakeySpec, LogSpec};
 use super::{Direct, SpecError, items};
 use block::{Bytes, LimitOverrides};
+use layers::scheduler::Choice;
 use partition::Selector;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -26,6 +27,8 @@ pub enum LayerSpec {
     Flakey(FlakeySpec),
     /// What is written is logged.
     Log(LogSpec),
+    /// What orders and merges the requests of the whole device.
+    Scheduler(Choice),
 }
 
 /// `cow,file=PATH`.
@@ -45,7 +48,8 @@ pub struct CowSpec {
 
 const KINDS: &str = "there are split, for example 'split,max_sectors=255', part, for example 'part,2', cow, for \
                      example 'cow,file=overlay.img,create', delay, for example 'delay,read=5ms', flakey, for \
-                     example 'flakey,up=10,down=2', and log, for example 'log,file=writes.log,size=1G,create'";
+                     example 'flakey,up=10,down=2', log, for example 'log,file=writes.log,size=1G,create', \
+                     mq-deadline and kyber";
 
 impl FromStr for LayerSpec {
     type Err = SpecError;
@@ -60,6 +64,9 @@ impl FromStr for LayerSpec {
             "delay" => DelaySpec::parse(items).map(LayerSpec::Delay),
             "flakey" => FlakeySpec::parse(items).map(LayerSpec::Flakey),
             "log" => LogSpec::parse(items).map(LayerSpec::Log),
+            "mq-deadline" | "kyber" => {
+                text.parse().map(LayerSpec::Scheduler).map_err(|error| super::scheduler::refusal(&error))
+            }
             _ => Err(SpecError::new(format!("there is no layer \"{kind}\" in this build"), KINDS)),
         }
     }
@@ -171,6 +178,7 @@ impl fmt::Display for LayerSpec {
             LayerSpec::Delay(delay) => write!(f, "{delay}"),
             LayerSpec::Flakey(flakey) => write!(f, "{flakey}"),
             LayerSpec::Log(log) => write!(f, "{log}"),
+            LayerSpec::Scheduler(choice) => write!(f, "{choice}"),
             LayerSpec::Part(selector) => write!(f, "part,{}", Escaped(&selector.to_string())),
         }
     }

@@ -1,7 +1,7 @@
 //! What is wrong with a topology as a whole, and with the files that it names.
 
 use super::{DeviceSpec, ExportKind, ExportSpec, NbdOptions, Problem, Topology};
-use crate::spec::{FileSpec, LayerSpec, NbdAddress, StackSpec};
+use crate::spec::{FileSpec, LayerSpec, NbdAddress, StackSpec, misplaced};
 use rustix::fs::{Access, access};
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -46,6 +46,11 @@ impl Topology {
                 problems.push(Problem::new(export.line, "export.tls", why));
             }
             others.push(options);
+        }
+        for device in &self.devices {
+            if let Some(why) = misplaced(&device.layers) {
+                problems.push(Problem::new(device.line, format!("device.{}.layers", device.name), why));
+            }
         }
         problems.extend(self.unscanned());
         problems.extend(self.unfollowed());

@@ -9,6 +9,7 @@
 //! [device.disk]
 //! stack = "file:disk.img,ro"          # relative to this file; or table = """0 2048 linear file:disk.img 0"""
 //! layers = ["split,max_sectors=255"]  # also limits = { max_segments = 64 }
+//! scheduler = "mq-deadline"           # or kyber, with parameters behind commas
 //! depth = 64
 //!
 //! [[export]]

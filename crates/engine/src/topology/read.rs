@@ -2,8 +2,8 @@
 
 use super::{DEPTH_MAX, DeviceSpec, ExportKind, ExportSpec, NbdOptions, Problem, QUEUES_MAX, Topology};
 use crate::spec::{
-    DeviceName, FuseSpec, LoopSpec, NbdAddress, NbdDeviceSpec, StackSpec, TableSpec, TlsMode, TlsSpec,
-    UblkSpec,
+    DeviceName, FuseSpec, LayerSpec, LoopSpec, NbdAddress, NbdDeviceSpec, StackSpec, TableSpec, TlsMode,
+    TlsSpec, UblkSpec,
 };
 use std::fmt::Display;
 use std::path::Path;
@@ -12,7 +12,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 const TOP_KEYS: &[&str] = &["device", "export", "poll", "queues", "ring"];
-const DEVICE_KEYS: &[&str] = &["stack", "table", "multipath", "layers", "limits", "depth"];
+const DEVICE_KEYS: &[&str] = &["stack", "table", "multipath", "layers", "limits", "scheduler", "depth"];
 const EXPORT_KEYS: &[&str] = &[
     "device",
     "fuse",
@@ -144,13 +144,14 @@ impl Reader<'_> {
             (stack, _) => stack,
         };
         let layers = self.layers(at);
+        let layers = self.scheduled(at, layers);
         let limits = self.limits(at);
         let depth = self.number(at, "depth", DEPTH_MAX);
         let (name, stack): (DeviceName, StackSpec) = (name?, stack?);
         Some(DeviceSpec { name, stack: stack.rooted(self.base), layers, limits, depth, line })
     }
 
-    fn layers(&mut self, at: At<'_>) -> Vec<crate::spec::LayerSpec> {
+    fn layers(&mut self, at: At<'_>) -> Vec<LayerSpec> {
         let Some(value) = at.table.get("layers") else { return Vec::new() };
         let key = join(at.path, "layers");
         let Some(array) = value.get_ref().as_array() else {
@@ -160,7 +161,24 @@ impl Reader<'_> {
         let base = self.base;
         let items = array.iter().enumerate();
         let parsed = items.filter_map(|(i, item)| self.parse(item, &format!("{key}[{i}]")));
-        parsed.map(|layer: crate::spec::LayerSpec| layer.rooted(base)).collect()
+        parsed.map(|layer: LayerSpec| layer.rooted(base)).collect()
+    }
+
+    /// With the scheduler that is named.
+    fn scheduled(&mut self, at: At<'_>, layers: Vec<LayerSpec>) -> Vec<LayerSpec> {
+        let Some(value) = at.table.get("scheduler") else { return layers };
+        let key = join(at.path, "scheduler");
+        let Some(text) = value.get_ref().as_str() else {
+            self.wrong_type(value, &key, "a string");
+            return layers;
+        };
+        match crate::spec::parse_scheduler(text) {
+            Ok(choice) => crate::spec::with_scheduler(&layers, choice),
+            Err(why) => {
+                self.problem(value.span().start, key, why);
+                layers
+            }
+        }
     }
 
     fn limits(&mut self, at: At<'_>) -> Option<String> {

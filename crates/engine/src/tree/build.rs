@@ -101,6 +101,7 @@ fn add(below: Tree, layer: &LayerSpec) -> Result<Tree, DeviceError> {
             over(flakey, vec![below])
         }
         LayerSpec::Log(spec) => log(below, spec),
+        LayerSpec::Scheduler(choice) => below.with_scheduler(Some(choice)),
     }
 }
 

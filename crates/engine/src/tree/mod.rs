@@ -17,6 +17,7 @@ mod part;
 mod places;
 #[cfg(test)]
 mod power_cuts;
+mod scheduler;
 mod scratch;
 mod source;
 mod table;
@@ -38,6 +39,7 @@ use backends::{Fact, File, Null, OpenError};
 use block::{Bytes, Integrity, LimitOverrides, LimitsError, Profile, Region};
 use exports::nbd::DeviceFacts;
 use layers::cow::Index;
+use layers::scheduler::Scheduler;
 use layers::{Layer, SplitLayer};
 use partition::Selector;
 use queue::{DEPTH_MAX, FileId, NodeId, Stack};
@@ -116,6 +118,8 @@ enum Extent {
     Partition(Selector, Bytes),
     /// It was decided when this overlay was made.
     Overlay(Arc<Index>),
+    /// Nothing. It is this scheduler, whose parameters change.
+    Scheduler(Arc<Scheduler>),
 }
 
 /// Why a tree has the size it has.
@@ -222,15 +226,15 @@ impl Tree {
         match (&self.extent, &self.element) {
             (Extent::Partition(..), _) => SizeOf::Partition,
             (Extent::Overlay(_), _) => SizeOf::Overlay,
-            (Extent::Below, Element::Backend(source)) => match **source {
+            (_, Element::Backend(source)) => match **source {
                 Source::File(_) => SizeOf::File,
                 _ => SizeOf::Other,
             },
-            (Extent::Below, Element::Layer(_, below)) => match &below[..] {
+            (_, Element::Layer(_, below)) => match &below[..] {
                 [below] => below.size_of(),
                 _ => SizeOf::Other,
             },
-            (Extent::Below, Element::Device(..)) => SizeOf::Other,
+            (_, Element::Device(..)) => SizeOf::Other,
         }
     }
 

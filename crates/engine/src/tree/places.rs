@@ -1,14 +1,14 @@
 //! What the nodes of a tree are called, and what they are to a trace: which of them are one device, and where another
 //! begins.
 
-use super::{Element, Tree};
+use super::{Element, Extent, Tree};
 use trace::Place;
 
 impl Tree {
     /// By node number. Layers that leave addresses alone are one device with what stands below them.
     pub(crate) fn places(&self) -> Vec<Place> {
         let mut places = Vec::new();
-        self.place(0, None, &mut places);
+        self.place(Place::TOP, &mut places);
         places
     }
 
@@ -31,20 +31,25 @@ impl Tree {
         }
     }
 
-    fn place(&self, device: u8, below: Option<u8>, places: &mut Vec<Place>) {
+    /// `at`: its device, the one above that where it is the top of its own, and whether a scheduler is above it there.
+    fn place(&self, at: Place, places: &mut Vec<Place>) {
         let (layer, children) = match &self.element {
-            Element::Backend(_) => return places.push(Place { device, below, ends: false }),
-            Element::Device(_, form) => return form.tree.place(device, below, places),
+            Element::Backend(_) => return places.push(at),
+            Element::Device(_, form) => return form.tree.place(at, places),
             Element::Layer(layer, children) => (layer, children),
         };
         let keeps = layer.keeps_addresses();
-        places.push(Place { device, below, ends: !keeps });
+        let is_scheduler = matches!(self.extent, Extent::Scheduler(_));
+        let issues = is_scheduler && !children.iter().all(Tree::ends_in_backend);
+        places.push(Place { ends: !keeps, issues, ..at });
         for child in children {
-            match keeps {
-                true => child.place(device, None, places),
-                // A stack has at most 255 nodes.
-                false => child.place(places.len().min(255) as u8, Some(device), places),
-            }
+            // A stack has at most 255 nodes.
+            let number = places.len().min(255) as u8;
+            let below = match keeps {
+                true => Place { below: None, scheduled: at.scheduled | is_scheduler, ..at },
+                false => Place { device: number, below: Some(at.device), ..Place::TOP },
+            };
+            child.place(below, places);
         }
     }
 }

@@ -224,7 +224,7 @@ fn blk_7_leaves_the_kernels_trace_and_counts_the_pieces() {
             Event::Issued => "GID",
             Event::Completed { .. } => "C",
             Event::Requeued => "R",
-            Event::Entered | Event::Left { .. } | Event::Done { .. } => "",
+            _ => "",
         })
         .collect();
     assert_eq!(letters, format!("Q{}{}", "X".repeat(8), "GIDC".repeat(9)));

@@ -1,9 +1,14 @@
 //! What comes to a queue from outside its requests: sockets and alarms of its nodes, batches, and the end of the stack.
 
 use super::{Queue, State};
+use crate::node::Resumed;
 use crate::sockets::{NodeEvent, alarm_node};
 use crate::{Cx, NodeId, Ring};
 use block::{Cookie, Tag};
+
+/// How often nodes are asked in one turn to start what they gathered, so that a node that always has more does not
+/// keep others of its thread waiting.
+const ROUNDS_MAX: u32 = 16;
 
 impl<R: Ring> Queue<R> {
     /// What is not a request's end is a node's alarm.
@@ -41,8 +46,9 @@ impl<R: Ring> Queue<R> {
 
     /// End the held requests that nodes have named.
     pub(super) fn resume(&mut self, ring: &mut R) {
-        while let Some((cookie, result)) = self.common.resumed.pop_front() {
-            self.complete(cookie, result, ring);
+        while let Some(Resumed { io, result, part }) = self.common.resumed.pop_front() {
+            self.slots[io.tag.index()].replaced |= part;
+            self.complete(io, result, ring);
         }
     }
 
@@ -61,12 +67,20 @@ impl<R: Ring> Queue<R> {
         closed
     }
 
-    /// Requests ended while nodes started what they had gathered: what follows from that is gathered once more. What
-    /// ends by that waits for the next turn, see [`has_parked`](Queue::has_parked).
+    /// Requests ended while nodes started what they had gathered: what follows from that is gathered once more, and so
+    /// on. What is left after some rounds waits for the next turn, see [`has_parked`](Queue::has_parked).
     #[cold]
     pub(super) fn resume_and_commit(&mut self, ring: &mut R) {
-        self.resume(ring);
-        self.commit(ring);
+        for _ in 0..ROUNDS_MAX {
+            self.resume(ring);
+            self.commit(ring);
+            if !self.common.spawned.is_empty() {
+                self.start_children(ring);
+            }
+            if self.common.resumed.is_empty() {
+                return;
+            }
+        }
     }
 
     pub(super) fn commit(&mut self, ring: &mut R) {

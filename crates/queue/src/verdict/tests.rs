@@ -553,6 +553,18 @@ impl Probe for Letters {
             Event::Completed { .. } => 'C',
             Event::Left { .. } => '<',
             Event::Requeued => 'R',
+            Event::Plugged => 'P',
+            Event::Unplugged { .. } => 'U',
+            Event::Merged { front } => {
+                if front {
+                    'F'
+                } else {
+                    'M'
+                }
+            }
+            Event::Got => 'G',
+            Event::Inserted => 'I',
+            Event::Dispatched => 'd',
             Event::Done { .. } => '.',
         });
     }
@@ -698,19 +710,24 @@ fn an_alarm_reaches_its_node_and_no_request() {
 }
 
 #[test]
-fn a_retry_of_what_a_batch_ended_is_part_of_that_batch() {
-    let committed = Rc::default();
-    let mut bench = Bench::new(|stack| {
-        stack.layer(Box::new(Failover { children: vec![NodeId(1)], next: 0, rounds: 2 }), 0);
-        let remote = Remote { at_commit: true, committed: Rc::clone(&committed), ..Remote::default() };
-        stack.backend(Box::new(remote));
-    });
-    bench.submit_at(0, 0);
-    bench.queue.turn(&mut bench.ring);
-    assert_eq!(*committed.borrow(), [1, 1], "the second try was started within the same turn");
-    assert!(bench.queue.has_parked(), "and what ended by that is not forgotten");
-    bench.queue.turn(&mut bench.ring);
-    assert_eq!(bench.done()[0].1, Status::Transport);
+fn retries_of_what_a_batch_ended_are_part_of_that_batch_up_to_a_bound() {
+    for (rounds, commits, parked) in [(2, 3, false), (100, 17, true)] {
+        let committed = <Rc<RefCell<Vec<usize>>>>::default();
+        let mut bench = Bench::new(|stack| {
+            stack.layer(Box::new(Failover { children: vec![NodeId(1)], next: 0, rounds }), 0);
+            let remote = Remote { at_commit: true, committed: Rc::clone(&committed), ..Remote::default() };
+            stack.backend(Box::new(remote));
+        });
+        bench.submit_at(0, 0);
+        bench.queue.turn(&mut bench.ring);
+        assert_eq!(committed.borrow()[..2], [1, 1], "the second try was started within the same turn");
+        assert_eq!(committed.borrow().len(), commits);
+        assert_eq!(bench.queue.has_parked(), parked, "what is left is not forgotten");
+        while bench.queue.has_parked() {
+            bench.queue.turn(&mut bench.ring);
+        }
+        assert_eq!(bench.done()[0].1, Status::Transport);
+    }
 }
 
 #[test]
