@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod browser;
 pub mod certificates;
 pub mod disk;
 pub mod guest;

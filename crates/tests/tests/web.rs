@@ -1,0 +1,300 @@
+//! The page, in a real browser and by hand: who sees it, what it shows, what it does, and what it survives.
+//!
+//! Pictures of it are left in `target/web`, for people.
+
+use blockyard_tests::browser::Browser;
+use blockyard_tests::peer::Peer;
+use blockyard_tests::server::{Sandbox, Server};
+use blockyard_tests::tools::{PATIENCE, until};
+use proto::nbd::CommandFlags;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+/// A multipath device of two paths with a page, and where that is.
+fn serve(sandbox: &Sandbox, more: &[&str]) -> (Server, String) {
+    let line = "0 131072 multipath 1 queue_if_no_path 0 1 1 queue-length 0 2 1 ram:64M 1 zero:64M 1";
+    let table = sandbox.text("m.table", line);
+    let export = format!("unix:{}", sandbox.path("m.sock").display());
+    let table = table.to_string_lossy();
+    let mut words = vec!["serve", "--table", &*table, "--name", "m", "--nbd", &export];
+    words.extend(["--layer", "delay,read=1ms", "--multipath", "checker=off", "--web", "127.0.0.1:0"]);
+    words.extend(more);
+    let server = sandbox.start(&mut sandbox.blockyard(&words), 2);
+    let page = server.uri_of(1).to_owned();
+    assert!(server.ready()[1].starts_with("* web http://127.0.0.1:"), "{:?}", server.ready());
+    (server, page)
+}
+
+/// What the canvas that a selector names holds of the style sheet's colours of these names, in pixels.
+fn pixels(selector: &str, colours: &[&str]) -> String {
+    format!(
+        "(() => {{ const canvas = document.querySelector({selector:?}); if (!canvas?.width) return 0; \
+         const probe = document.body.appendChild(document.createElement('i')); \
+         const wanted = {colours:?}.map((name) => {{ probe.style.color = `var(--${{name}})`; \
+           return getComputedStyle(probe).color.match(/\\d+/g).slice(0, 3).map(Number); }}); probe.remove(); \
+         const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data; let count = 0; \
+         for (let at = 0; at < data.length; at += 4) if (data[at + 3] > 100 && wanted.some(([r, g, b]) => \
+           Math.abs(data[at] - r) + Math.abs(data[at + 1] - g) + Math.abs(data[at + 2] - b) < 24)) count += 1; \
+         return count; }})()"
+    )
+}
+
+/// Reads and writes all over the device until it is told to end.
+fn load(socket: &Path, end: &AtomicBool) {
+    let mut peer = Peer::connect(socket, "m");
+    let block = [7; 4096];
+    let mut place = 1u64;
+    while !end.load(Relaxed) {
+        place = place.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let offset = (place >> 40) % (64 << 8) * 4096;
+        if place >> 63 == 0 {
+            peer.read(offset, 4096).unwrap();
+        } else {
+            peer.write(offset, &block, CommandFlags::NONE).unwrap();
+        }
+    }
+    peer.disconnect();
+}
+
+#[test]
+fn the_page_lives_in_a_real_browser() {
+    let sandbox = Sandbox::default();
+    let (mut server, page) = serve(&sandbox, &["--web-allow", "actions"]);
+    let Some(mut browser) = Browser::start(&sandbox) else { return };
+    let pictures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/web");
+    let end = AtomicBool::new(false);
+    let socket = server.socket();
+    std::thread::scope(|scope| {
+        let loading = scope.spawn(|| load(&socket, &end));
+        // Whatever fails below, the load ends.
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            it_opens_with_its_token_only(&mut browser, &page);
+            charts_get_their_data(&mut browser, &pictures);
+            it_is_used_by_keys(&mut browser);
+            a_path_is_failed_after_a_question(&sandbox, &mut browser, &pictures);
+            it_is_dark_and_narrow_where_that_is_wanted(&mut browser, &pictures);
+        }));
+        end.store(true, Relaxed);
+        loading.join().unwrap();
+        if let Err(why) = done {
+            std::panic::resume_unwind(why);
+        }
+    });
+    assert_eq!(browser.complaints(), Vec::<String>::new());
+    server.terminate();
+    browser.wait_for("['lost', 'gone'].includes(document.querySelector('#link').dataset.state)");
+    browser.wait_for("!document.querySelector('#banner').hidden");
+}
+
+fn it_opens_with_its_token_only(browser: &mut Browser, page: &str) {
+    let (bare, _) = page.split_once('?').unwrap();
+    browser.look(1280, 800, "light");
+    browser.open(bare);
+    browser.wait_for("document.body.innerText.includes('needs its token')");
+    // That it was refused is said on the console, too.
+    assert!(browser.complaints().iter().all(|why| why.contains("401")));
+    browser.open(page);
+    browser.wait_for("document.querySelector('#link').dataset.state === 'live'");
+    assert_eq!(browser.eval("location.href"), *bare, "the token does not stay on the screen");
+    assert_eq!(browser.eval("document.cookie"), "", "scripts do not see it");
+}
+
+fn charts_get_their_data(browser: &mut Browser, pictures: &Path) {
+    browser.wait_for("document.querySelector('.rows .row .what').textContent.includes('multipath')");
+    browser.wait_for(&format!("{} > 10", pixels(".spark", &["read", "write"])));
+    browser.screenshot(&pictures.join("devices.png"));
+    browser.click(".rows a.name");
+    browser.wait_for(&format!("{} > 20", pixels("[aria-label=Requests] canvas", &["read", "write"])));
+    browser.wait_for(&format!("{} > 20", pixels("[aria-label=Throughput] canvas", &["read", "write"])));
+    browser.wait_for(&format!("{} > 20", pixels("[aria-label=Latency] canvas", &["p-1", "p-3", "p-4"])));
+    browser.wait_for(&format!(
+        "{} > 50",
+        pixels("[aria-label='Latency heat map'] canvas", &["heat-1", "heat-2", "heat-3", "heat-4", "heat-5"])
+    ));
+    // All is on one screen.
+    assert_eq!(browser.eval("document.documentElement.scrollHeight <= 800"), true);
+    browser.screenshot(&pictures.join("activity.png"));
+}
+
+fn it_is_used_by_keys(browser: &mut Browser) {
+    browser.press("?");
+    browser.wait_for("document.querySelector('#help').open");
+    browser.press("Escape");
+    browser.wait_for("!document.querySelector('#help').open");
+    browser.press("2");
+    browser.wait_for("document.querySelector('#tab-addresses').ariaSelected === 'true'");
+    browser.wait_for(&format!("{} > 20", pixels("#panel-addresses canvas", &["read", "write"])));
+    browser.eval("document.querySelector('#tab-addresses').focus()");
+    browser.press("ArrowRight");
+    browser.wait_for("document.activeElement.id === 'tab-stack'");
+}
+
+fn a_path_is_failed_after_a_question(sandbox: &Sandbox, browser: &mut Browser, pictures: &Path) {
+    let status = || sandbox.run(&["status", "m"]).ok();
+    let fail = "button[aria-label='Fail path ram:64M']";
+    browser.wait_for(&format!("document.querySelector({fail:?})"));
+    browser.click(fail);
+    browser.wait_for("document.querySelector('#confirm').open");
+    assert_eq!(browser.eval("document.activeElement.id"), "confirm-no", "Enter alone does nothing");
+    let command = browser.eval("document.querySelector('#confirm-command').textContent");
+    assert_eq!(command, "blockyard message m 0 fail_path ram:64M");
+    browser.press("Enter");
+    browser.wait_for("!document.querySelector('#confirm').open");
+    assert!(status().contains("ram:64M A "), "{}", status());
+    browser.click(fail);
+    browser.wait_for("document.querySelector('#confirm').open");
+    browser.click("#confirm-yes");
+    browser.wait_for("document.querySelector('.path .chip.bad')?.textContent === 'failed'");
+    assert!(status().contains("ram:64M F 1"), "{}", status());
+    browser.screenshot(&pictures.join("stack.png"));
+    browser.click("button[aria-label='Reinstate path ram:64M']");
+    browser.wait_for("document.querySelector('#confirm').open");
+    browser.click("#confirm-yes");
+    browser.wait_for("!document.querySelector('.path .chip.bad')");
+    assert!(status().contains("ram:64M A 1"), "{}", status());
+}
+
+fn it_is_dark_and_narrow_where_that_is_wanted(browser: &mut Browser, pictures: &Path) {
+    let back = "getComputedStyle(document.body).backgroundColor";
+    let light = browser.eval(back);
+    browser.look(1280, 800, "dark");
+    browser.wait_for(&format!("{back} !== {light}"));
+    browser.eval("document.querySelector('#tab-activity').click()");
+    browser.wait_for(&format!("{} > 20", pixels("[aria-label=Requests] canvas", &["read", "write"])));
+    browser.screenshot(&pictures.join("activity-dark.png"));
+    browser.look(400, 860, "dark");
+    for tab in ["details", "stack", "addresses", "activity"] {
+        browser.eval(&format!("document.querySelector('#tab-{tab}').click()"));
+        let width = browser.eval("document.documentElement.scrollWidth");
+        assert!(width.as_u64().is_some_and(|width| width <= 400), "{tab}: {width}");
+    }
+    browser.screenshot(&pictures.join("activity-narrow.png"));
+}
+
+/// One request by hand; the whole answer.
+fn ask(page: &str, head: &str, headers: &[&str], body: &str) -> String {
+    let host = host_of(page);
+    let mut stream = TcpStream::connect(host).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut lines: Vec<String> = headers.iter().map(|line| format!("{line}\r\n")).collect();
+    if !headers.iter().any(|header| header.starts_with("Host:")) {
+        lines.push(format!("Host: {host}\r\n"));
+    }
+    let headers = lines.concat();
+    let length = body.len();
+    let text =
+        format!("{head} HTTP/1.1\r\n{headers}Connection: close\r\nContent-Length: {length}\r\n\r\n{body}");
+    stream.write_all(text.as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+fn host_of(page: &str) -> &str {
+    page.strip_prefix("http://").unwrap().split('/').next().unwrap()
+}
+
+#[test]
+fn strangers_and_other_pages_get_nothing_and_nothing_is_changed_unless_that_was_allowed() {
+    let sandbox = Sandbox::default();
+    let (_server, page) = serve(&sandbox, &[]);
+    let token = page.split_once("token=").unwrap().1;
+    assert_eq!(token.len(), 32, "128 bits");
+    let is =
+        |answer: &str, status: u16| assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+    let bearer = format!("Authorization: Bearer {token}");
+    for path in ["/", "/events", "/devices", "/metrics", "/history?device=m", "/assets/app.js", "/nowhere"] {
+        let answer = ask(&page, &format!("GET {path}"), &[], "");
+        is(&answer, 401);
+        assert!(
+            !answer.contains("ram:64M") && answer.contains("content-security-policy: default-src 'none'")
+        );
+    }
+    is(&ask(&page, "GET /devices", &["Host: evil.example", &bearer], ""), 403);
+    let devices = until(PATIENCE, || {
+        let answer = ask(&page, "GET /devices", &[&bearer], "");
+        answer.contains("\"name\":\"m\"").then_some(answer)
+    });
+    assert!(devices.is_some_and(|answer| answer.contains("cache-control: no-store")));
+    let metrics = ask(&page, "GET /metrics", &[&bearer], "");
+    assert!(metrics.contains("blockyard_device_size_bytes{device=\"m\"} 67108864.0"), "{metrics}");
+    let fail = r#"{"action":"fail-path","path":"ram:64M"}"#;
+    let json = "Content-Type: application/json";
+    let read_only = ask(&page, "POST /devices/m/actions", &[&bearer, json], fail);
+    is(&read_only, 403);
+    assert!(read_only.contains("--web-allow actions"), "{read_only}");
+    let introduced = ask(&page, &format!("GET /?token={token}"), &[], "");
+    is(&introduced, 303);
+    assert!(introduced.contains("HttpOnly; SameSite=Strict"), "{introduced}");
+    assert!(sandbox.run(&["status", "m"]).ok().contains("ram:64M A 0"));
+}
+
+#[test]
+fn what_is_allowed_is_done_for_this_page_alone() {
+    let sandbox = Sandbox::default();
+    let file = sandbox.path("token");
+    let file = file.to_string_lossy();
+    let (_server, page) = serve(&sandbox, &["--web-allow", "actions", "--web-token", &file]);
+    let token = std::fs::read_to_string(&*file).unwrap();
+    assert!(page.ends_with(token.trim()), "{page}");
+    let cookie = format!("Cookie: blockyard-{}={}", host_of(&page).split(':').nth(1).unwrap(), token.trim());
+    let (json, fail) = ("Content-Type: application/json", r#"{"action":"fail-path","path":"ram:64M"}"#);
+    let act =
+        |origin: &str, body: &str| ask(&page, "POST /devices/m/actions", &[&cookie, json, origin], body);
+    let evil = act("Origin: http://evil.example", fail);
+    assert!(evil.starts_with("HTTP/1.1 403 ") && evil.contains("another page"), "{evil}");
+    let own = format!("Origin: http://{}", host_of(&page));
+    assert!(sandbox.run(&["status", "m"]).ok().contains("ram:64M A 0"));
+    assert!(act(&own, fail).starts_with("HTTP/1.1 200 "));
+    assert!(sandbox.run(&["status", "m"]).ok().contains("ram:64M F 1"));
+    let refused = act(&own, r#"{"action":"fail-path","path":"none"}"#);
+    assert!(refused.starts_with("HTTP/1.1 422 ") && refused.contains("Invalid argument"), "{refused}");
+    assert!(act(&own, r#"{"action":"delete"}"#).starts_with("HTTP/1.1 400 "));
+    assert!(act(&own, &" ".repeat(1 << 16)).starts_with("HTTP/1.1 400 "));
+}
+
+#[test]
+fn connections_are_bounded_and_a_page_that_was_crowded_out_works_again() {
+    let sandbox = Sandbox::default();
+    let (_server, page) = serve(&sandbox, &["--web-token", "none"]);
+    assert!(!page.contains("token="));
+    let host = host_of(&page);
+    let crowd: Vec<TcpStream> = (0..128).map(|_| TcpStream::connect(host).unwrap()).collect();
+    let turned_away = until(PATIENCE, || {
+        let mut one = TcpStream::connect(host).ok()?;
+        one.set_read_timeout(Some(Duration::from_millis(200))).ok()?;
+        // It is closed without a word.
+        matches!(one.read(&mut [0; 1]), Ok(0)).then_some(())
+    });
+    assert!(turned_away.is_some(), "there are 128, and no more");
+    drop(crowd);
+    let answered = until(PATIENCE, || {
+        let mut one = TcpStream::connect(host).ok()?;
+        one.set_read_timeout(Some(PATIENCE)).ok()?;
+        one.write_all(format!("GET /assets/app.js HTTP/1.0\r\nHost: {host}\r\n\r\n").as_bytes()).ok()?;
+        let mut answer = String::new();
+        one.read_to_string(&mut answer).ok()?;
+        answer.starts_with("HTTP/1.0 200").then_some(())
+    });
+    assert!(answered.is_some());
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_before_anything_is_served() {
+    let sandbox = Sandbox::default();
+    let refused = |words: &[&str], status: i32| {
+        let all = [&["serve", "ram:1M", "--name", "d"], words].concat();
+        sandbox.run(&all).failed_with(status)
+    };
+    assert!(refused(&["--web", "example.org:80"], 2).contains("write 127.0.0.1:PORT"));
+    assert!(refused(&["--web-token", "none"], 2).contains("--web <ADDRESS>"));
+    let open = refused(&["--web", "0.0.0.0:0", "--web-token", "none"], 1);
+    assert!(open.contains("can be reached from the network"), "{open}");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    assert!(refused(&["--web", &address], 1).contains("choose another port"));
+    assert_eq!(sandbox.run(&["list", "--json"]).ok().trim(), "[]");
+}
