@@ -267,6 +267,9 @@ const WRONG: &[&str] = &[
     "0 4096 mirror core 1 64 2 {0} 0 {1} 0 1 keep_log",
 ];
 
+/// Those that older kernels take.
+const TAKEN_BEFORE: &[&str] = &["0 4096 flakey {0} 0 5 2 3 error_reads random_read_corrupt 1"];
+
 fn errors() -> Done {
     let loops = prepare()?;
     let mut missing = Vec::new();
@@ -281,6 +284,10 @@ fn errors() -> Done {
         let refused = tool(&["dmsetup", "create", "theirs", "--noudevsync", "--table", &table]);
         if refused.status.success() {
             drop(Kernel);
+            if TAKEN_BEFORE.contains(&line) {
+                missing.push(target);
+                continue;
+            }
             panic!("the kernel takes {line}");
         }
         let log = tool(&["dmesg"]).ok();
