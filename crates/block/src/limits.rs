@@ -7,7 +7,8 @@
 //!
 //! Source of every rule: `blk_validate_limits`, `blk_set_stacking_limits` and `blk_stack_limits` in the
 //! kernel's block/blk-settings.c. Nothing in user space has `dma_pad_mask`, write streams, or an integrity profile with
-//! its segments: they are listed, as 0, and cannot be set. The cached `max_fast_segment_size` is left out.
+//! its segments: they are listed, as 0, and cannot be set. What a device keeps of the last is its
+//! [`Integrity`](crate::Integrity), which nothing that is stacked on it passes on. The cached `max_fast_segment_size` is left out.
 
 mod fields;
 mod parse;
