@@ -52,9 +52,11 @@ pub(super) struct Rules {
 
 impl Rules {
     pub(super) fn new(limits: &QueueLimits) -> Rules {
+        let granule = limits.discard_granularity.0.max(512);
         Rules {
             max: limits.max_sectors.bytes().0,
-            max_discard: limits.max_discard_sectors.bytes().0,
+            // As long as a discard is cut to, which is whole granules.
+            max_discard: limits.max_discard_sectors.bytes().align_down(granule).0,
             chunk: limits.chunk_sectors.bytes().0,
             max_segments: u32::from(limits.max_segments).min(PIECES_MAX),
             max_segment_size: limits.max_segment_size.0.max(1),
