@@ -1,4 +1,5 @@
-//! Disk images in qcow2 and vmdk, as a backend. The formats are imago's; what is here brings them to hardware queues.
+//! Disk images in qcow2 and vmdk, as a backend. The formats are imago's, but for [`sparse`] vmdk; what is here brings them to
+//! hardware queues.
 //!
 //! An [`Image`] is the shared part: the open image, the lock on its file, and a few threads. A node hands what was asked
 //! of it to those threads, with memory of its own, and is nudged when they are done: so a reactor never waits for an image's
@@ -16,6 +17,7 @@ mod node;
 mod open;
 mod pool;
 mod sound;
+mod sparse;
 #[cfg(test)]
 mod tests;
 mod work;
@@ -53,10 +55,18 @@ pub struct ImageSpec {
     pub share: bool,
 }
 
+/// An open image in its format.
+pub(crate) enum Content {
+    /// One of imago's.
+    Imago(FormatAccess<imago::file::File>),
+    /// A vmdk that imago does not read.
+    Sparse(sparse::Sparse),
+}
+
 /// What the threads work on.
 pub(crate) struct Access {
     /// Discards want it alone.
-    image: RwLock<FormatAccess<imago::file::File>>,
+    image: RwLock<Content>,
     failed: AtomicBool,
     read_only: bool,
 }

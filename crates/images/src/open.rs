@@ -4,7 +4,7 @@
 //! to a certain depth; a data file beside the image, which would be written, is refused.
 
 use crate::pool::Pool;
-use crate::{Access, Format, Image, ImageSpec};
+use crate::{Access, Content, Format, Image, ImageSpec, sparse};
 use backends::{Direct, File, FileSpec, OpenError};
 use block::Bytes;
 use imago::file::File as Storage;
@@ -81,29 +81,33 @@ impl Image {
     }
 }
 
-fn open_format(spec: &ImageSpec, read_only: bool, gate: &Gate) -> io::Result<FormatAccess<Storage>> {
+fn open_format(spec: &ImageSpec, read_only: bool, gate: &Gate) -> io::Result<Content> {
     let options = StorageOpenOptions::new().filename(&spec.path).write(!read_only);
     let storage = Storage::open(options)?;
     match spec.format {
         Format::Qcow2 => {
-            crate::sound::check_extensions(&spec.path)?;
+            crate::sound::check_header(&spec.path)?;
             if !read_only {
                 crate::sound::check(&spec.path)?;
             }
             let builder = Qcow2::<Storage>::builder(storage).write(!read_only);
-            Ok(FormatAccess::new(builder.open(gate.clone())?))
+            Ok(Content::Imago(FormatAccess::new(builder.open(gate.clone())?)))
         }
         Format::Vmdk => {
             let mut head = [0; 4];
             let read = std::fs::File::open(&spec.path).and_then(|mut file| file.read_exact(&mut head));
-            if read.is_ok() && (&head == b"KDMV" || &head == b"COWD") {
-                let why = "it is a sparse vmdk, and only flat ones can be read";
+            if read.is_ok() && &head == sparse::MAGIC {
+                return Ok(Content::Sparse(sparse::Sparse::open(&spec.path)?));
+            }
+            if read.is_ok() && &head == b"COWD" {
+                let why = "it is a sparse vmdk of another kind than can be read";
                 return Err(io::Error::new(io::ErrorKind::Unsupported, why));
             }
             // Its extents hold the data: they are no backing files, and lie beside it.
             let beside = spec.path.parent().unwrap_or(Path::new(""));
             let gate = Gate { beside: Some(beside.to_owned()), ..gate.clone() };
-            Ok(FormatAccess::new(Vmdk::<Storage>::builder(storage).write(false).open(gate)?))
+            let image = Vmdk::<Storage>::builder(storage).write(false).open(gate)?;
+            Ok(Content::Imago(FormatAccess::new(image)))
         }
         Format::Raw => Err(io::Error::new(io::ErrorKind::InvalidInput, "a raw image is a file")),
     }
@@ -153,7 +157,7 @@ impl ImplicitOpenGate<Storage> for Gate {
         if opened.len() == BACKING_MAX {
             return Err(refused(format!("more than {BACKING_MAX} files stand under it")));
         }
-        crate::sound::check_extensions(&path)?;
+        crate::sound::check_header(&path)?;
         opened.push(path);
         drop(opened);
         Storage::open(options)

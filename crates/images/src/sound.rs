@@ -22,19 +22,29 @@ fn damaged() -> io::Error {
 /// The header extension that names features, in entries of 48 bytes.
 const FEATURE_NAMES: u32 = 0x6803_f857;
 const FEATURE_NAME_LEN: u32 = 48;
+/// A header of version 2.
+const HEADER_LEN_MIN: usize = 72;
 /// More extensions than any image has.
 const EXTENSIONS_MAX: usize = 1024;
 
-/// Check the header extensions of an image, one that is only read as well: imago takes an entry of the feature names that
-/// is cut off for a whole one. What is no qcow2 image has none.
-pub(crate) fn check_extensions(path: &Path) -> io::Result<()> {
+/// Check the header of an image, one that is only read as well, for what imago does not look at: it takes an entry of the
+/// feature names that is cut off for a whole one, and the bytes of an encrypted image for those of the disk. What is no qcow2
+/// image is passed over.
+pub(crate) fn check_header(path: &Path) -> io::Result<()> {
     let file = std::fs::File::open(path)?;
     let mut header = [0; 104];
     let len = file.read_at(&mut header, 0)?;
-    if len < header.len() || !header.starts_with(b"QFI\xfb") {
+    let half = |bytes: &[u8]| u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    if len < HEADER_LEN_MIN || !header.starts_with(b"QFI\xfb") {
         return Ok(());
     }
-    let half = |bytes: &[u8]| u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    if half(&header[32..]) != 0 {
+        let why = "it is encrypted, and only others can be read";
+        return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+    }
+    if len < header.len() {
+        return Ok(());
+    }
     let mut at = if half(&header[4..]) >= 3 { u64::from(half(&header[100..])) } else { 72 };
     for _ in 0..EXTENSIONS_MAX {
         let mut head = [0; 8];

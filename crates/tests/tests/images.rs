@@ -230,23 +230,33 @@ fn an_image_is_locked_against_other_writers() {
 }
 
 #[test]
-fn flat_vmdk_images_are_read_and_others_say_what_to_do() {
+fn vmdk_images_are_read_and_others_say_what_to_do() {
     if missing(&["qemu-img"]) {
         return;
     }
     let sandbox = Sandbox::default();
-    let (path, model) = image(&sandbox, "disk.vmdk", &["-O", "vmdk", "-o", "subformat=monolithicFlat"]);
-    {
-        let (_server, mut peer) = serve(&sandbox, &path, "");
-        assert!(peer.read(0, LEN as u64).expect("a read") == model);
-        assert!(peer.write(0, &[0; 512], CommandFlags::NONE).is_err(), "it can only be read");
-    }
-    for kind in ["monolithicSparse", "streamOptimized", "twoGbMaxExtentSparse"] {
+    for kind in ["monolithicFlat", "monolithicSparse", "streamOptimized"] {
         let options = ["-O", "vmdk", "-o", &format!("subformat={kind}")];
-        let (sparse, _) = image(&sandbox, &format!("{kind}.vmdk"), &options);
-        let stack = format!("file:{}", sparse.display());
+        let (path, model) = image(&sandbox, &format!("{kind}.vmdk"), &options);
+        let (server, mut peer) = serve(&sandbox, &path, "");
+        assert!(peer.read(0, LEN as u64).expect("a read") == model, "{kind}");
+        assert!(
+            peer.read(MIB - 512, 66048).expect("a read") == model[MIB as usize - 512..][..66048],
+            "{kind}"
+        );
+        assert!(peer.write(0, &[0; 512], CommandFlags::NONE).is_err(), "it can only be read");
+        if kind != "monolithicFlat" && !missing(&["nbdinfo"]) {
+            let map = run(&mut sandbox.tool(&["nbdinfo", "--map", server.uri()])).ok();
+            let hole = map.lines().any(|line| line.contains("2097152") && line.contains("hole,zero"));
+            assert!(hole, "{kind}: the hole in its middle is not shown:\n{map}");
+        }
+    }
+    let options = ["-O", "vmdk", "-o", "subformat=twoGbMaxExtentSparse"];
+    let (path, _) = image(&sandbox, "many.vmdk", &options);
+    for path in [path, sandbox.path("many-s001.vmdk")] {
+        let stack = format!("file:{}", path.display());
         let said = sandbox.run(&["serve", &stack, "--nbd", "unix:s"]).failed_with(1);
-        assert!(said.contains("convert it with qemu-img"), "{kind}: {said}");
+        assert!(said.contains("convert it with qemu-img"), "{said}");
     }
     let (extents, model) = image(&sandbox, "two.vmdk", &["-O", "vmdk", "-o", "subformat=twoGbMaxExtentFlat"]);
     let (_server, mut peer) = serve(&sandbox, &extents, "");
@@ -278,6 +288,40 @@ fn an_image_names_no_file_that_it_should_not() {
                       createType=\"monolithicFlat\"\nRW 2 FLAT \"/etc/hostname\" 0\n";
     sandbox.text("v.vmdk", descriptor);
     assert!(serve("v.vmdk").contains("does not lie beside it"));
+}
+
+#[test]
+fn images_of_kinds_that_cannot_be_read_are_refused() {
+    if missing(&["qemu-img"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    for (options, expected) in [
+        ("", "it is encrypted"),
+        ("-o extended_l2=on", "extended L2 entries"),
+        ("-o compression_type=zstd", "compression type"),
+    ] {
+        let mut words = vec!["create", "-q", "-f", "qcow2"];
+        words.extend(options.split_whitespace());
+        words.extend(["image.qcow2", "1M"]);
+        qemu_img(&sandbox, &words);
+        if options.is_empty() {
+            // As one of LUKS says; to make one takes its time.
+            let image = std::fs::File::options().write(true).open(sandbox.path("image.qcow2"));
+            image.and_then(|image| image.write_all_at(&[0, 0, 0, 2], 32)).expect("a header");
+        }
+        let stack = format!("file:{}", sandbox.path("image.qcow2").display());
+        let said = sandbox.run(&["serve", &stack, "--nbd", "unix:s"]).failed_with(1);
+        assert!(said.contains(expected), "{said}");
+        // Nor is it what another image stands on.
+        qemu_img(
+            &sandbox,
+            &["create", "-q", "-u", "-f", "qcow2", "-b", "image.qcow2", "-F", "qcow2", "top.qcow2", "1M"],
+        );
+        let stack = format!("file:{}", sandbox.path("top.qcow2").display());
+        let said = sandbox.run(&["serve", &stack, "--nbd", "unix:s"]).failed_with(1);
+        assert!(said.contains(expected), "{said}");
+    }
 }
 
 #[test]
