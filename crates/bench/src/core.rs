@@ -13,6 +13,8 @@ mod time;
 use std::process::ExitCode;
 
 pub(crate) use instructions::main as instructions;
+pub(crate) use rig::{Mix, Rig};
+pub(crate) use ring::BenchRing;
 pub(crate) use time::main;
 
 /// Requests in flight: what is submitted in one turn.

@@ -1,5 +1,5 @@
-//! The harness of docs/benchmarks: `./x bench core`, `./x bench nbd`, `./x bench loop`, `./x bench ublk`,
-//! `./x bench observability`.
+//! The harness of docs/benchmarks: `./x bench core`, `./x bench nbd`, `./x bench loop`, `./x bench multipath`,
+//! `./x bench ublk`, `./x bench observability`.
 #![forbid(unsafe_code)]
 
 mod core;
@@ -8,10 +8,12 @@ mod error;
 mod figures;
 mod fio;
 mod loops;
+mod multipath;
 mod nbd;
 mod observability;
 mod options;
 mod proc;
+mod realtime;
 mod tools;
 
 use std::process::ExitCode;
@@ -23,10 +25,13 @@ fn main() -> ExitCode {
         Some((word, rest)) if word == "instructions" => core::instructions(rest),
         Some((word, rest)) if word == "nbd" => nbd::main(rest),
         Some((word, rest)) if word == "loop" => loops::main(rest),
+        Some((word, rest)) if word == "multipath" => multipath::main(rest),
         Some((word, rest)) if word == "observability" => observability::main(rest),
         Some((word, rest)) if word == "devices" => devices::main(rest),
         _ => {
-            eprintln!("usage: blockyard-bench core|instructions|nbd|loop|devices|observability [OPTIONS]");
+            eprintln!(
+                "usage: blockyard-bench core|instructions|nbd|loop|multipath|devices|observability [OPTIONS]"
+            );
             ExitCode::from(2)
         }
     }

@@ -14,12 +14,12 @@ mod servers;
 
 use std::fs::File;
 use std::io::Write;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 
 use crate::error::{Error, Result};
 use crate::figures::median;
+use crate::realtime;
 use jobs::{Job, Pressure, Sample};
 use options::Options;
 use servers::{Kind, Server, Site, Storage};
@@ -31,9 +31,6 @@ struct Series {
     kind: Kind,
     samples: Vec<Sample>,
 }
-
-/// Set for the process that runs in the real-time class, so that it does not ask for it again.
-const REALTIME: &str = "BLOCKYARD_BENCH_REALTIME";
 
 /// Runs `./x bench nbd` with these arguments.
 pub(crate) fn main(arguments: &[String]) -> ExitCode {
@@ -48,17 +45,8 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    if options.realtime && std::env::var_os(REALTIME).is_none() && may_be_realtime() {
-        // Round robin among ourselves and ahead of everything else on the machine; inherited by all that we start.
-        let own = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
-        let error = Command::new("chrt")
-            .args(["-r", "1"])
-            .arg(own)
-            .arg("nbd")
-            .args(arguments)
-            .env(REALTIME, "1")
-            .exec();
-        eprintln!("bench nbd: chrt: {error}; going on without");
+    if options.realtime {
+        realtime::enter("nbd", arguments);
     }
     match run(&options) {
         Ok(()) => ExitCode::SUCCESS,
@@ -69,11 +57,6 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
     }
 }
 
-fn may_be_realtime() -> bool {
-    let ran = Command::new("chrt").args(["-r", "1", "true"]).stderr(Stdio::null()).status();
-    ran.is_ok_and(|status| status.success())
-}
-
 fn run(options: &Options) -> Result<()> {
     let site = options.site()?;
     let result = measure(options, &site);
@@ -81,12 +64,7 @@ fn run(options: &Options) -> Result<()> {
     let _ = std::fs::remove_dir_all(&site.tmpfs);
     let _ = std::fs::remove_dir_all(&site.disk);
     let (series, facts) = result?;
-    let report = report::Report {
-        options,
-        series: &series,
-        facts: &facts,
-        realtime: std::env::var_os(REALTIME).is_some(),
-    };
+    let report = report::Report { options, series: &series, facts: &facts, realtime: realtime::is_on() };
     println!("{}", report.table());
     report.write(&options.out)?;
     println!("written: {0}/nbd.csv {0}/nbd.json {0}/nbd.md", options.out.display());

@@ -157,7 +157,9 @@ impl Slot {
 }
 
 /// A node in its place, and what it has to do with. Time passes between turns only, so what a request does within one
-/// carry takes none: times are looked at when one comes to rest, and when it goes on.
+/// carry takes none: times are looked at when one comes to rest, and when it goes on. A line of the cache each: a hop
+/// touches one.
+#[repr(align(64))]
 struct Seat<R: Ring> {
     node: Box<dyn Node<R>>,
     leaf: bool,
@@ -651,97 +653,99 @@ impl<R: Ring> Queue<R> {
         let mut cx = Cx { common: &mut self.common, node: NodeId::TOP, ring };
         let mut hops_left = HOPS_MAX;
         loop {
-            verdict = match verdict {
-                Verdict::Down(node) => {
-                    slot.path[usize::from(slot.depth)] = node;
-                    slot.depth += 1;
-                    // Where it goes now it counts itself, unless it is cut again there.
-                    slot.replaced = false;
-                    let seat = &mut self.seats[node.index()];
-                    seat.entered += 1;
-                    if hops_left == 0 {
-                        Verdict::Busy
+            // By hand in this order: a table of jumps would take longer than most nodes do.
+            verdict = if let Verdict::Up(status) = verdict {
+                let depth = usize::from(slot.depth);
+                slot.depth -= 1;
+                if PROBED {
+                    cx.node = slot.path[usize::from(slot.depth)];
+                    let event = if self.seats[cx.node.index()].leaf {
+                        Event::Completed { status }
                     } else {
-                        hops_left -= 1;
-                        // Odd ones are alarms of nodes.
-                        slot.generation = slot.generation.wrapping_add(2);
-                        let io = Cookie { tag, generation: slot.generation };
-                        cx.node = node;
+                        Event::Left { status }
+                    };
+                    cx.probe_at(tag, slot.depth + 1, &slot.req, event);
+                }
+                // None is above the first.
+                if let Some(&above) = slot.path.get(depth.wrapping_sub(2)) {
+                    cx.node = above;
+                    let io = Cookie { tag, generation: slot.generation };
+                    self.seats[above.index()].node.end_io(io, &mut slot.req, status, &mut cx)
+                } else {
+                    if self.ended.len() == self.ended.capacity() {
+                        // More ended in one turn than there are tags: pieces of requests that are cut.
+                        self.stats.count(&self.ended, cx.now());
+                        self.ended.clear();
+                    }
+                    if status == Status::Requeue && slot.parent.is_none() {
+                        return self.take_back(tag);
+                    }
+                    let status = slot.end(status, &mut self.ended);
+                    let Some(parent) = slot.parent.take() else {
+                        self.in_flight -= 1;
                         if PROBED {
-                            let event = if seat.leaf { Event::Issued } else { Event::Entered };
-                            cx.probe_at(tag, slot.depth, &slot.req, event);
+                            cx.node = NodeId::TOP;
+                            cx.probe_at(tag, 0, &slot.req, Event::Done { status });
                         }
-                        seat.node.submit(io, &mut slot.req, &mut cx)
-                    }
+                        return self.done.push(Done { tag, owner: slot.owner, status });
+                    };
+                    let child = slot.req;
+                    slot = &mut self.slots[parent.tag.index()];
+                    cx.node = slot.take_child_end(parent);
+                    go_on(&mut self.seats, &slot.path[..usize::from(slot.depth)], cx.now());
+                    cx.common.spare[cx.node.index()].push(tag);
+                    tag = parent.tag;
+                    self.seats[cx.node.index()].node.child_end(parent, &mut slot.req, &child, status, &mut cx)
                 }
-                Verdict::Up(status) => {
-                    slot.depth -= 1;
-                    if PROBED {
-                        cx.node = slot.path[usize::from(slot.depth)];
-                        let event = if self.seats[cx.node.index()].leaf {
-                            Event::Completed { status }
-                        } else {
-                            Event::Left { status }
-                        };
-                        cx.probe_at(tag, slot.depth + 1, &slot.req, event);
-                    }
-                    if slot.depth > 0 {
-                        cx.node = slot.path[usize::from(slot.depth) - 1];
-                        let io = Cookie { tag, generation: slot.generation };
-                        self.seats[cx.node.index()].node.end_io(io, &mut slot.req, status, &mut cx)
-                    } else {
-                        if self.ended.len() == self.ended.capacity() {
-                            // More ended in one turn than there are tags: pieces of requests that are cut.
-                            self.stats.count(&self.ended, cx.now());
-                            self.ended.clear();
-                        }
-                        if status == Status::Requeue && slot.parent.is_none() {
-                            return self.take_back(tag);
-                        }
-                        let status = slot.end(status, &mut self.ended);
-                        let Some(parent) = slot.parent.take() else {
-                            self.in_flight -= 1;
-                            if PROBED {
-                                cx.node = NodeId::TOP;
-                                cx.probe_at(tag, 0, &slot.req, Event::Done { status });
-                            }
-                            return self.done.push(Done { tag, owner: slot.owner, status });
-                        };
-                        let child = slot.req;
-                        slot = &mut self.slots[parent.tag.index()];
-                        cx.node = slot.take_child_end(parent);
-                        go_on(&mut self.seats, &slot.path[..usize::from(slot.depth)], cx.now());
-                        cx.common.spare[cx.node.index()].push(tag);
-                        tag = parent.tag;
-                        self.seats[cx.node.index()].node.child_end(
-                            parent,
-                            &mut slot.req,
-                            &child,
-                            status,
-                            &mut cx,
-                        )
-                    }
+            } else if let Verdict::Down(node) = verdict
+                && let Some(left) = hops_left.checked_sub(1)
+            {
+                hops_left = left;
+                let seat = slot.enter(node, &mut self.seats);
+                // Odd ones are alarms of nodes.
+                slot.generation = slot.generation.wrapping_add(2);
+                let io = Cookie { tag, generation: slot.generation };
+                cx.node = node;
+                if PROBED {
+                    let event = if seat.leaf { Event::Issued } else { Event::Entered };
+                    cx.probe_at(tag, slot.depth, &slot.req, event);
                 }
-                Verdict::Held => {
+                seat.node.submit(io, &mut slot.req, &mut cx)
+            } else {
+                if let Verdict::Held = verdict {
                     slot.state = State::Held;
                     rest(&mut self.seats, &slot.path[..usize::from(slot.depth)], cx.now());
                     return;
                 }
-                Verdict::Busy => {
-                    slot.state = State::Parked;
-                    cx.node = slot.path[usize::from(slot.depth) - 1];
-                    // While it is parked it is not there: it will come again.
-                    self.seats[cx.node.index()].entered -= 1;
-                    rest(&mut self.seats, &slot.path[..usize::from(slot.depth) - 1], cx.now());
-                    cx.probe_at(tag, slot.depth, &slot.req, Event::Requeued);
-                    return self.parked.push_back(tag);
+                if let Verdict::Down(node) = verdict {
+                    // It has gone down too often in one go.
+                    slot.enter(node, &mut self.seats);
                 }
+                slot.state = State::Parked;
+                cx.node = slot.path[usize::from(slot.depth) - 1];
+                // While it is parked it is not there: it will come again.
+                self.seats[cx.node.index()].entered -= 1;
+                rest(&mut self.seats, &slot.path[..usize::from(slot.depth) - 1], cx.now());
+                cx.probe_at(tag, slot.depth, &slot.req, Event::Requeued);
+                return self.parked.push_back(tag);
             };
         }
     }
 }
 
 impl Slot {
+    /// The request goes down to a node.
+    #[inline]
+    fn enter<'a, R: Ring>(&mut self, node: NodeId, seats: &'a mut [Seat<R>]) -> &'a mut Seat<R> {
+        self.path[usize::from(self.depth)] = node;
+        self.depth += 1;
+        // Where it goes now it counts itself, unless it is cut again there.
+        self.replaced = false;
+        let seat = &mut seats[node.index()];
+        seat.entered += 1;
+        seat
+    }
+
     /// The request is over: free the slot and note it for the statistics. The status as its owner sees it.
     #[inline]
     fn end(&mut self, status: Status, ended: &mut Vec<Ended>) -> Status {

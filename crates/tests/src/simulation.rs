@@ -7,6 +7,7 @@
 mod breakage;
 mod load;
 mod parts;
+mod paths;
 mod remote;
 mod stacks;
 mod ublk;

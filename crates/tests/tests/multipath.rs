@@ -89,6 +89,22 @@ fn uris(sandbox: &Sandbox) -> [String; 2] {
     ]
 }
 
+/// No request may take longer while one server or the other is killed. Nothing waits for time to pass when a server dies: its
+/// requests go to the other one at once. With both away they wait for the checker, a second at most here, and for the
+/// processor.
+const STALL_MAX: Duration = Duration::from_secs(10);
+
+/// What the slowest request took, by fio's report of all its jobs.
+fn longest(report: &std::path::Path) -> Duration {
+    let text = std::fs::read_to_string(report).expect("fio wrote a report");
+    // It may say something before it begins.
+    let json: serde_json::Value = serde_json::from_str(&text[text.find('{').unwrap_or(0)..]).expect("JSON");
+    let jobs = json["jobs"].as_array().expect("jobs");
+    let times = jobs.iter().flat_map(|job| ["read", "write"].map(|op| job[op]["lat_ns"]["max"].as_u64()));
+    let longest = times.flatten().max().filter(|&ns| ns > 0).expect("requests that took some time");
+    Duration::from_nanos(longest)
+}
+
 /// Two servers are killed with SIGKILL and started again in turn, under a load that verifies. The length is that of
 /// `BLOCKYARD_SOAK_SECONDS` for `./x soak multipath`.
 #[test]
@@ -106,8 +122,9 @@ fn two_servers_killed_in_turn_cost_no_error_and_no_byte() {
     let server =
         table_as(&sandbox, "m", &line, &["--queues", "2", "--multipath", "checker=100ms,checker_max=1s"]);
     let mut load = fio(&server, "--size=16M --bs=512-64k --iodepth=16 --numjobs=2 --offset_increment=32M");
-    load.args(["--verify_backlog=64", "--time_based", "--output=/dev/null"]);
-    load.arg(format!("--runtime={seconds}"));
+    let report = sandbox.path("fio.json");
+    load.args(["--verify_backlog=64", "--time_based", "--output-format=json"]);
+    load.arg(format!("--runtime={seconds}")).arg(format!("--output={}", report.display()));
     let mut load = load.spawn().unwrap();
     let end = Instant::now() + Duration::from_secs(seconds);
     let mut kills = 0;
@@ -131,6 +148,9 @@ fn two_servers_killed_in_turn_cost_no_error_and_no_byte() {
     let ended = wait_within(&mut load, PATIENCE).expect("fio ends");
     assert!(ended.success(), "{ended} after {kills} kills: {}", server.log());
     assert!(kills >= 2, "killed {kills} times only");
+    let stall = longest(&report);
+    println!("{kills} kills in {seconds} s, no error; the slowest request took {stall:?}");
+    assert!(stall < STALL_MAX, "a request took {stall:?}");
     assert!(
         server.log().contains("a path failed") && server.log().contains("a path is back"),
         "{}",
@@ -243,4 +263,19 @@ fn mp_11_queues_and_depth_are_as_many_as_were_asked_for() {
     let shown = sandbox.run(&["show", "m"]).ok();
     assert_eq!(shown.matches("2048 deep").count() + shown.matches("depth 2048").count(), 3, "{shown}");
     peers.into_iter().for_each(Peer::disconnect);
+}
+
+/// MP-10: a path may be longer than the device, of which the kernel then passes no ioctl on; here there are none. A shorter
+/// one is refused.
+#[test]
+fn mp_10_a_path_may_be_longer_than_the_device_and_not_shorter() {
+    let sandbox = Sandbox::default();
+    let server = table_as(&sandbox, "m", "0 1024 multipath 0 0 1 1 round-robin 0 1 0 zero:1M", &[]);
+    let mut peer = Peer::connect(&server.socket(), "m");
+    assert_eq!(peer.read(1023 * 512, 512).unwrap(), [0; 512]);
+    assert!(peer.read(1024 * 512, 512).is_err(), "the device ends where the table says");
+    peer.disconnect();
+    let table = sandbox.text("long.table", "0 4096 multipath 0 0 1 1 round-robin 0 1 0 zero:1M");
+    let refused = sandbox.run(&["table", "m", "--load", &table.to_string_lossy()]).failed_with(1);
+    assert!(refused.contains("too small for target: start=0, len=4096, dev_size=2048"), "{refused}");
 }

@@ -335,7 +335,9 @@ fn soak_multipath(root: &Path) -> bool {
         &["cargo", "test", "--locked", "--package", "blockyard-tests", "--test", "multipath"][..],
         &["--", "--nocapture", "two_servers_killed_in_turn"],
     ];
-    let done = chore.step(&words.concat(), &[("BLOCKYARD_SOAK_SECONDS", "60")]);
+    let scenarios = ["cargo", "test", "--locked", "--package", "blockyard-tests", "--test", "mptest"];
+    let done = chore.step(&words.concat(), &[("BLOCKYARD_SOAK_SECONDS", "60")])
+        && chore.step(&scenarios, &[("BLOCKYARD_SOAK_SECONDS", "30")]);
     chore.end(done)
 }
 

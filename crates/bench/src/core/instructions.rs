@@ -6,6 +6,7 @@
 use super::export::ExportRig;
 use super::rig::{Mix, Rig, Stacking};
 use super::{LAYERS, PIECES, usage_error};
+use crate::multipath::{Selector, Subject};
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
@@ -26,8 +27,12 @@ enum Case {
     Ublk { with_export: bool },
 }
 
+const fn over(selector: Selector, paths: u8) -> Case {
+    Case::Queue(Stacking::Multipath(Subject::Free(selector, paths)))
+}
+
 /// What is run under valgrind.
-const CASES: [(&str, Case); 7] = [
+const CASES: [(&str, Case); 13] = [
     ("null", Case::Queue(Stacking::Null { layers: 0 })),
     ("layers", Case::Queue(Stacking::Null { layers: LAYERS })),
     ("whole", Case::Queue(Stacking::Split { whole: true })),
@@ -35,16 +40,30 @@ const CASES: [(&str, Case); 7] = [
     ("split", Case::Queue(Stacking::Split { whole: false })),
     ("ublk", Case::Ublk { with_export: true }),
     ("model", Case::Ublk { with_export: false }),
+    ("round-robin-1", over(Selector::RoundRobin, 1)),
+    ("round-robin", over(Selector::RoundRobin, 4)),
+    ("service-time", over(Selector::ServiceTime, 4)),
+    ("queue-length", over(Selector::QueueLength, 4)),
+    ("historical", over(Selector::Historical, 4)),
+    ("io-affinity", over(Selector::Affinity, 4)),
 ];
 
 /// What is reported: its name, and the most that is allowed at all.
-const GOALS: [(&str, Option<f64>); 5] = [
+const GOALS: [(&str, Option<f64>); ROWS] = [
     ("null_request", Some(300.0)),
     ("layer", Some(80.0)),
     ("split_nothing_to_cut", Some(80.0)),
     ("split_child", None),
     ("ublk_request", None),
+    // 90 is what is wanted, and the usual slack.
+    ("multipath_round_robin_1", Some(92.0)),
+    ("multipath_round_robin_4", Some(92.0)),
+    ("multipath_service_time_4", None),
+    ("multipath_queue_length_4", None),
+    ("multipath_historical_4", None),
+    ("multipath_io_affinity_4", None),
 ];
+const ROWS: usize = 11;
 
 /// Instructions of one request of a case.
 fn count(program: &Path, case: &str) -> Result<f64, String> {
@@ -66,14 +85,21 @@ fn count(program: &Path, case: &str) -> Result<f64, String> {
     Ok((totals[1] as f64 - totals[0] as f64) / (COUNTS[1] - COUNTS[0]) as f64)
 }
 
-fn measure(program: &Path) -> Result<[f64; 5], String> {
-    let mut counts = [0.0; 7];
+fn measure(program: &Path) -> Result<[f64; ROWS], String> {
+    let mut counts = [0.0; CASES.len()];
     for (count_of, (case, _)) in counts.iter_mut().zip(CASES) {
         *count_of = count(program, case)?;
     }
-    let [null, layers, whole, long, split, ublk, model] = counts;
+    let [null, layers, whole, long, split, ublk, model, multipath @ ..] = counts;
     let layer = (layers - null) / f64::from(LAYERS);
-    Ok([null, layer, whole - null, (split - long) / PIECES as f64, ublk - model])
+    let [one, round_robin, service_time, queue_length, historical, affinity] =
+        multipath.map(|counted| counted - null);
+    let split_child = (split - long) / PIECES as f64;
+    let queue = [null, layer, whole - null, split_child, ublk - model];
+    let multipath = [one, round_robin, service_time, queue_length, historical, affinity];
+    let mut all = [0.0; ROWS];
+    all.iter_mut().zip(queue.into_iter().chain(multipath)).for_each(|(row, count)| *row = count);
+    Ok(all)
 }
 
 /// The expected counts: lines `name = count`, `#` begins a comment.
@@ -108,7 +134,7 @@ fn judge(count: f64, expected: Option<f64>, goal: Option<f64>) -> Result<&'stati
     }
 }
 
-fn write_expected(counts: &[f64; 5]) -> std::io::Result<()> {
+fn write_expected(counts: &[f64; ROWS]) -> std::io::Result<()> {
     let mut text = String::from(
         "# Instructions per request, statistics and histograms on, as `blockyard-bench instructions` counts\n\
          # them. Checked with 2 % slack; recorded anew with --write.\n",
@@ -119,7 +145,7 @@ fn write_expected(counts: &[f64; 5]) -> std::io::Result<()> {
     std::fs::write(EXPECTED, text)
 }
 
-fn check(counts: &[f64; 5]) -> Result<ExitCode, String> {
+fn check(counts: &[f64; ROWS]) -> Result<ExitCode, String> {
     let text =
         std::fs::read_to_string(EXPECTED).map_err(|error| format!("reading {EXPECTED} failed: {error}"))?;
     let expected = parse_expected(&text)?;
@@ -170,6 +196,7 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
             if write {
                 write_expected(&counts).map_err(|error| format!("writing {EXPECTED} failed: {error}"))?;
             }
+            crate::multipath::check_stores().map_err(|error| format!("stores: {error}"))?;
             check(&counts)
         });
     outcome.unwrap_or_else(|why| {

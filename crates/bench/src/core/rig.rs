@@ -2,6 +2,7 @@
 
 use super::ring::{BUFFERS, BenchRing, ZEROES};
 use super::{DEPTH, LEN, PIECES};
+use crate::multipath::{Shared, Subject};
 use backends::{Null, NullSpec, Ram, RamSpec};
 use block::{Bytes, Cookie, Data, Flags, Op, QueueLimits, Request, Sectors, Segment, Status};
 use layers::{Pass, Split};
@@ -57,6 +58,8 @@ pub(crate) enum Stacking {
     Split { whole: bool },
     /// A RAM disk, filled.
     Ram,
+    /// Multipath and what it is held against, as one queue alone sees them.
+    Multipath(Subject),
 }
 
 /// A queue under load.
@@ -130,23 +133,36 @@ impl Rig {
                 stack.layer(Box::new(Split::new(&limits(), NodeId(1))), Split::children(DEPTH));
             }
             Stacking::Long | Stacking::Ram => {}
+            Stacking::Multipath(subject) => {
+                return Rig::of_multipath(&Shared::new::<BenchRing>(subject, 1, DEPTH), 0);
+            }
         }
         stack.backend(backend(stacking));
+        // A null device's reads are lent, as the NBD export has them; a RAM disk's are to be copied.
+        let flags = if stacking == Stacking::Ram { Flags::NONE } else { Flags::MAY_LEND };
+        let mut rig = Rig::over(stack, len, flags);
+        if stacking == Stacking::Ram {
+            rig.fill();
+        }
+        rig
+    }
+
+    /// Queue `number` of a device that several share.
+    pub(crate) fn of_multipath(shared: &Shared, number: u16) -> Rig {
+        Rig::over(shared.stack(number, DEPTH, Some(ZEROES)), LEN, Flags::MAY_LEND)
+    }
+
+    fn over(stack: Stack<BenchRing>, len: u64, flags: Flags) -> Rig {
         let config = QueueConfig { id: QueueId(0), depth: DEPTH, segments_per_tag: 16, timeout_ns: None };
-        let mut rig = Rig {
+        Rig {
             queue: Queue::new(config, stack).expect("a stack that fits"),
             ring: BenchRing::new(usize::from(DEPTH) * len as usize),
             done: Vec::with_capacity(DEPTH.into()),
             offsets: offsets(),
             next: 0,
             len,
-            // A null device's reads are lent, as the NBD export has them; a RAM disk's are to be copied.
-            flags: if stacking == Stacking::Ram { Flags::NONE } else { Flags::MAY_LEND },
-        };
-        if stacking == Stacking::Ram {
-            rig.fill();
+            flags,
         }
-        rig
     }
 
     fn fill(&mut self) {

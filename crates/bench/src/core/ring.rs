@@ -34,7 +34,7 @@ impl Pages {
     }
 }
 
-pub(super) struct BenchRing {
+pub(crate) struct BenchRing {
     origin: Instant,
     now: Nanos,
     memory: Pages,

@@ -36,6 +36,8 @@ const REQUEST_BYTES: usize = 28;
 pub(crate) enum Pattern {
     /// Half reads and half writes at random offsets.
     RandomMixed,
+    /// Reads at random offsets.
+    RandomReads,
     /// Reads one after the other.
     Reads,
     /// Writes one after the other.
@@ -220,6 +222,7 @@ impl Window {
                 let bits = self.random.next();
                 (bits & 1 == 0, (bits >> 1) % self.blocks)
             }
+            Pattern::RandomReads => (true, self.random.next() % self.blocks),
             pattern => {
                 self.position = (self.position + 1) % self.blocks;
                 (pattern == Pattern::Reads, self.position)

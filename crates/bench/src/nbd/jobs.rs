@@ -256,6 +256,7 @@ fn foreign_client(
 fn fio(job: &Job, server: &Server, pressure: &Pressure) -> Result<Sample> {
     let pattern = match job.pattern {
         Pattern::RandomMixed => "randrw",
+        Pattern::RandomReads => "randread",
         Pattern::Reads => "read",
         Pattern::Writes => "write",
     };

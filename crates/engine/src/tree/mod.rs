@@ -446,7 +446,22 @@ impl Tree {
             return Err(error);
         }
         let Profile { lends, in_place, sparse, opaque, .. } = self.profile;
-        Ok(Mounted { stack, facts: DeviceFacts { lends, in_place, sparse, opaque }, held })
+        let may_lend = self.has_memory();
+        Ok(Mounted { stack, facts: DeviceFacts { lends, may_lend, in_place, sparse, opaque }, held })
+    }
+
+    /// Whether what is read is, or may be, memory of this process that stays as it is: nothing that a file system can
+    /// take away again, as it can what is mapped of a file.
+    fn has_memory(&self) -> bool {
+        match &self.element {
+            Element::Backend(source) => source.profile().lends,
+            Element::Device(_, form) => form.tree.has_memory(),
+            Element::Layer(layer, below) => {
+                let profiles: Vec<Profile> = below.iter().map(|child| child.profile.clone()).collect();
+                below.iter().all(Tree::has_memory)
+                    && layer.profile(&profiles).is_ok_and(|profile| profile.lends)
+            }
+        }
     }
 
     fn mount_at(

@@ -344,6 +344,9 @@ impl Front {
             } else if lane.facts.lends {
                 flags = flags.with(Flags::MAY_LEND);
             } else {
+                if lane.facts.may_lend {
+                    flags = flags.with(Flags::MAY_LEND);
+                }
                 memory = Memory::Own(turn.ring.allocate(len.0 as u32).ok_or(Wait::Room)?);
             }
         }

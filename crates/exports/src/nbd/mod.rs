@@ -34,6 +34,9 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 pub struct DeviceFacts {
     /// A read answers with memory of the device itself, so none need be brought.
     pub lends: bool,
+    /// A read may be answered so, and whatever answers it will take the offer or leave it: memory is brought all the
+    /// same. As a device made from a table, whose next table may have nothing to lend.
+    pub may_lend: bool,
     /// A read is done while it is submitted, into memory of ours.
     pub in_place: bool,
     /// It knows holes: large structured reads ask for them.

@@ -421,6 +421,43 @@ impl Multipath {
         })
     }
 
+    /// Where in memory all that lies which queues share, for whoever watches what is stored there.
+    pub fn memory(&self) -> [std::ops::Range<usize>; 3] {
+        fn of<T>(part: &[T]) -> std::ops::Range<usize> {
+            let all = part.as_ptr_range();
+            all.start.addr()..all.end.addr()
+        }
+        [of(std::slice::from_ref(self)), of(&self.paths), of(&self.groups)]
+    }
+
+    /// The values of all that queues share.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn all_shared(&self) -> Vec<u64> {
+        let flags = [&self.queue_if_no_path, &self.saved_queue_if_no_path, &self.untouched];
+        let words = [&self.epoch, &self.chosen, &self.no_path_timeout_ns, &self.no_path_since_ns];
+        let halves = [&self.valid, &self.suspended, &self.events];
+        let all = flags.iter().map(|flag| flag.load(Relaxed).into());
+        let all = all.chain(words.iter().map(|word| word.load(Relaxed)));
+        let all = all.chain(halves.iter().map(|half| half.load(Relaxed).into()));
+        let all = all.chain([self.longest_wait_ns.load(Relaxed)]);
+        let all = all.chain(self.groups.iter().map(|group| group.bypassed.load(Relaxed).into()));
+        let path = |path: &Path| {
+            [
+                path.active.load(Relaxed).into(),
+                path.told.load(Relaxed).into(),
+                path.fails.load(Relaxed).into(),
+            ]
+        };
+        all.chain(self.paths.iter().flat_map(path)).collect()
+    }
+
+    /// Requests and bytes that all queues' selectors count as being in flight, for whoever holds that they balance. Those
+    /// that go by nothing of the kind count none.
+    pub fn in_flight(&self) -> (u64, u64) {
+        let reports = (0..self.paths.len()).map(|path| self.report(path));
+        reports.fold((0, 0), |sum, one| (sum.0 + one.requests, sum.1 + one.bytes))
+    }
+
     /// The line of `dmsetup table`, with each path by `name`.
     pub fn table(&self, name: impl FnMut(usize) -> String) -> String {
         let queues = match self.suspended.load(Acquire) {

@@ -254,6 +254,48 @@ fn mp_5_without_another_path_the_original_error_is_told() {
     assert_eq!(bench.run(Op::Write), Status::IoError);
 }
 
+/// MP-8: what the kernel's ioctl to probe paths would read from are here those that failed by themselves, which the checker
+/// reads from until they answer; not those that a message took away.
+#[test]
+fn mp_8_paths_that_failed_by_themselves_are_to_be_probed() {
+    let mut bench = bench("0 0 1 1 round-robin 0 3 0 a b c");
+    bench.paths[0].answers(Some(Status::Transport));
+    bench.shared.message(&["fail_path", "b"], |_| Some(1)).unwrap();
+    assert!((0..3).all(|_| bench.run(Op::Read).is_ok()));
+    assert_eq!([0, 1, 2].map(|path| bench.shared.wants_check(path)), [true, false, false]);
+    bench.paths[0].answers(Some(Status::Ok));
+    assert!(bench.shared.reinstate_path(0) && !bench.shared.wants_check(0));
+}
+
+/// MP-12: where the kernel's request mode answers busy, the request waits at the multipath, and the queue goes on with others.
+#[test]
+fn mp_12_a_request_without_room_on_its_path_waits_and_others_go_on() {
+    let mut bench = bench("1 queue_if_no_path 0 1 1 round-robin 0 2 0 a b");
+    bench.paths[0].answers(Some(Status::Resource));
+    bench.submit(Op::Write);
+    assert!(bench.done().is_empty() && !bench.queue.has_parked(), "it is held, not offered again each turn");
+    assert!(bench.run(Op::Read).is_ok(), "on the other path");
+    bench.paths[0].answers(Some(Status::Ok));
+    bench.wait();
+    assert_eq!((bench.done(), bench.shared.valid()), (vec![Status::Ok], 2));
+    (0..2).for_each(|path| assert!(bench.shared.fail_path(path)));
+    bench.submit(Op::Write);
+    assert!(bench.done().is_empty() && !bench.queue.has_parked(), "nor is one that has no path");
+}
+
+/// The short way down writes nothing that queues share, however many requests take it: what they share is the same in the
+/// end. (That no store goes there at all is what `blockyard-bench multipath --stores` shows.)
+#[test]
+fn requests_in_turn_change_nothing_that_queues_share() {
+    let mut bench = bench("0 0 1 1 round-robin 0 4 0 a b c d");
+    assert!(bench.run(Op::Write).is_ok());
+    let before = bench.shared.all_shared();
+    assert!((0..10_000).all(|_| bench.run(Op::Read).is_ok()));
+    assert_eq!(bench.shared.all_shared(), before);
+    bench.shared.fail_path(2);
+    assert_ne!(bench.shared.all_shared(), before, "a change shows");
+}
+
 #[test]
 fn mp_9_a_flush_or_a_discard_goes_down_one_path_once() {
     let mut bench = bench(ROUND_ROBIN);

@@ -31,6 +31,10 @@ pub enum Breakage {
     EarlyTable,
     /// An overlay's chunk is not completed from the origin when it is written in part.
     IncompleteChunk,
+    /// Multipath does not hear that a request has come back from a path.
+    UncountedEnd,
+    /// A path's error is told although another path could have carried the request out.
+    PathErrorTold,
 }
 
 impl Breakage {
@@ -39,8 +43,13 @@ impl Breakage {
         matches!(self, Breakage::ForgottenTable | Breakage::EarlyTable | Breakage::IncompleteChunk)
     }
 
+    /// It is made in a multipath.
+    pub(super) fn is_of_paths(self) -> bool {
+        matches!(self, Breakage::UncountedEnd | Breakage::PathErrorTold)
+    }
+
     /// All of them.
-    pub const ALL: [Breakage; 12] = [
+    pub const ALL: [Breakage; 14] = [
         Breakage::EarlyFua,
         Breakage::SkippedFlush,
         Breakage::DroppedTail,
@@ -53,6 +62,8 @@ impl Breakage {
         Breakage::ForgottenTable,
         Breakage::EarlyTable,
         Breakage::IncompleteChunk,
+        Breakage::UncountedEnd,
+        Breakage::PathErrorTold,
     ];
 }
 

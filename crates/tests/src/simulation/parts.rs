@@ -1,6 +1,7 @@
 //! A stack as data, and how nodes are made of it.
 
 use super::breakage::{Breakage, Broken, BrokenOverlay};
+use super::paths::FlakyPath;
 use super::remote::Remote;
 use super::stacks::Setup;
 use super::within::Within;
@@ -104,6 +105,17 @@ pub(super) enum Part {
         number: usize,
         below: [Box<Part>; 2],
     },
+    /// It fails as paths do.
+    FlakyPath {
+        chance: u32,
+        below: Box<Part>,
+    },
+    /// Two ways to one disk.
+    Multipath {
+        number: usize,
+        breakage: Option<Breakage>,
+        below: [Box<Part>; 2],
+    },
     Broken {
         breakage: Breakage,
         below: Box<Part>,
@@ -127,11 +139,13 @@ impl Part {
             Part::Mirror { below, .. }
             | Part::Cow { below, .. }
             | Part::Striped { below, .. }
+            | Part::Multipath { below, .. }
             | Part::Logged { below, .. } => below,
             Part::Table { below, .. } | Part::Held { below, .. } => std::slice::from_ref(below),
             Part::Delay { below, .. }
             | Part::Jam { below, .. }
             | Part::Flaky { below, .. }
+            | Part::FlakyPath { below, .. }
             | Part::Retry { below, .. }
             | Part::Shift { below, .. }
             | Part::Chop { below, .. }
@@ -172,12 +186,14 @@ impl Part {
             Part::Delay { chance, .. } => format!("delay {chance}"),
             Part::Jam { chance, .. } => format!("jam {chance}"),
             Part::Flaky { chance, .. } => format!("flaky {chance}"),
+            Part::FlakyPath { chance, .. } => format!("flaky path {chance}"),
             Part::Retry { times, .. } => format!("retry {times}"),
             Part::Shift { by, .. } => format!("shift {by}"),
             Part::Chop { children, .. } => format!("chop {children}"),
             Part::Mirror { children, .. } => format!("mirror {children}"),
             Part::Table { cut, .. } => format!("table {cut}"),
             Part::Striped { chunk, starts, .. } => format!("striped {chunk} {starts:?}"),
+            Part::Multipath { number, breakage, .. } => format!("multipath {number} {breakage:?}"),
             Part::Held { nanos, .. } => format!("held {nanos:?}"),
             Part::Logged { number, .. } => format!("logged {number}"),
             Part::Pass { .. } => "pass".to_owned(),
@@ -249,6 +265,10 @@ impl Builder<'_> {
                 let chance = if self.calm { 0 } else { *chance };
                 stack.layer(Box::new(Flaky::new(child, rng, chance)), 0)
             }
+            Part::FlakyPath { chance, .. } => {
+                let chance = if self.calm { 0 } else { *chance };
+                stack.layer(Box::new(FlakyPath::new(child, rng, chance)), 0)
+            }
             Part::Retry { times, .. } => stack.layer(Box::new(Retry::new(child, *times)), 0),
             Part::Shift { by, .. } => stack.layer(Box::new(Shift::new(child, *by)), 0),
             Part::Chop { children, .. } => stack.layer(Box::new(Chop::new(child, rng)), *children),
@@ -288,6 +308,10 @@ impl Builder<'_> {
                 let children = [child, NodeId(id + 1 + below[0].size())];
                 let log = &self.setup.logs[*number];
                 stack.layer(Layer::<R>::node(&**log, &self.setup.any_profile(), &children), 2)
+            }
+            Part::Multipath { number, breakage, below } => {
+                let children = [child, NodeId(id + 1 + below[0].size())];
+                stack.layer(self.setup.paths[*number].node(&children, *breakage, rng), 0)
             }
             Part::BrokenOverlay { breakage, data_at, .. } => {
                 stack.layer(Box::new(BrokenOverlay::new(child, *breakage, *data_at)), 0)

@@ -60,6 +60,13 @@ impl Remote {
         Remote { len, memory, connector: Arc::default(), nbd: None, patience, trouble, nudged }
     }
 
+    /// Another server of the same disk.
+    pub(super) fn twin(&self, rng: &mut Rng) -> Remote {
+        let mut twin = Remote::random(rng, self.len, true);
+        twin.memory = self.memory.clone();
+        twin
+    }
+
     pub(super) fn plug(&mut self, rng: &mut Rng, ring: &mut SimRing) {
         let first = self.connected(rng, ring);
         let spec = NbdSpec { uri: "sim".to_owned(), patience: self.patience, read_only: false };

@@ -3,6 +3,7 @@
 use super::Scenario;
 use super::breakage::Breakage;
 use super::parts::{Builder, Part, Remotes};
+use super::paths::Paths;
 use super::remote::Remote;
 use backends::{Alignment, Completion, Facts, Knobs, Null, NullSpec, Ram, RamSpec, Shared, Sharing};
 use block::{Abilities, Bytes, Profile, QueueLimits, Sectors, Segment};
@@ -56,6 +57,8 @@ pub(super) struct Setup {
     /// What log-writes targets share, made anew whenever they are opened, and how long their log devices are.
     pub(super) logs: Vec<Arc<LogWrites>>,
     log_lens: Vec<Bytes>,
+    /// What the nodes of multipaths share, made anew whenever they are opened, and at swaps.
+    pub(super) paths: Vec<Paths>,
     sockets: bool,
     pub(super) forgets_sync_errors: bool,
     forgets_at_swaps: bool,
@@ -99,6 +102,7 @@ impl Setup {
             remotes: Vec::new(),
             logs: Vec::new(),
             log_lens: Vec::new(),
+            paths: Vec::new(),
             sockets,
             forgets_sync_errors: scenario.breakage == Some(Breakage::ForgottenSyncError),
             forgets_at_swaps: scenario.breakage == Some(Breakage::ForgetfulSwap),
@@ -128,6 +132,10 @@ impl Setup {
             setup.top = setup.filled_overlay(rng, len, broken_overlay);
             return setup;
         }
+        if let Some(breakage) = scenario.breakage.filter(|breakage| breakage.is_of_paths()) {
+            setup.top = setup.multipath(rng, len, Some(breakage));
+            return setup;
+        }
         setup.top = setup.tree(rng, extra, len);
         if let Some(breakage) = scenario.breakage {
             setup.top = Part::Broken { breakage, below: Box::new(setup.top.clone()) };
@@ -149,7 +157,7 @@ impl Setup {
             return self.backend(rng, len);
         }
         let below = |setup: &mut Setup, rng: &mut Rng, len| Box::new(setup.tree(rng, above + 1, len));
-        match rng.below(15) {
+        match rng.below(18) {
             0 => Part::Delay { chance: rng.between(50, 900) as u32, below: below(self, rng, len) },
             1 => Part::Jam { chance: rng.between(20, 400) as u32, below: below(self, rng, len) },
             2 => {
@@ -185,6 +193,8 @@ impl Setup {
                 Part::Held { nanos, below: below(self, rng, len) }
             }
             13 => self.logged(rng, above, len),
+            // Whoever turns it has to put paths into use again.
+            14..=16 if above + 3 < DEPTH_MAX && self.sockets => self.multipath(rng, len, None),
             9 => {
                 let origin_len = if rng.chance(300) { Bytes(rng.between(1, len.0 >> 9) << 9) } else { len };
                 let origin = below(self, rng, origin_len);
@@ -208,6 +218,43 @@ impl Setup {
         let below = starts.map(|start| Box::new(self.tree(rng, above + 2, start + width)));
         let striped = Part::Striped { chunk, len: width + width, starts, below };
         Part::Table { cut: chunk, below: Box::new(striped) }
+    }
+
+    /// Two ways to one disk, each with troubles of its own.
+    fn multipath(&mut self, rng: &mut Rng, len: Bytes, breakage: Option<Breakage>) -> Part {
+        let could_fail = self.can_fail;
+        let leaves = if self.sockets && !self.durable && rng.chance(500) {
+            let one = Remote::random(rng, len, true);
+            let two = one.twin(rng);
+            self.remotes.extend([one, two]);
+            [2, 1].map(|back| Part::Remote { number: self.remotes.len() - back })
+        } else {
+            let leaf = match rng.below(if self.durable { 1 } else { 2 }) {
+                0 => self.any_file(rng, len),
+                _ => {
+                    self.rams.push(
+                        Ram::new(&RamSpec { size: len, huge: false, integrity: None }).expect("memory"),
+                    );
+                    Part::Ram { number: self.rams.len() - 1 }
+                }
+            };
+            [leaf.clone(), leaf]
+        };
+        let below = leaves.map(|leaf| {
+            let below = Box::new(leaf);
+            let flaky = Box::new(Part::FlakyPath { chance: rng.between(5, 300) as u32, below });
+            match rng.below(3) {
+                0 => flaky,
+                1 => Box::new(Part::Delay { chance: rng.between(50, 900) as u32, below: flaky }),
+                _ => Box::new(Part::Jam { chance: rng.between(20, 400) as u32, below: flaky }),
+            }
+        });
+        // What is kept as long as there is no path must not fail for want of one. A disk whose sync has failed fails for
+        // good, on all paths, and only the end of waiting ends that.
+        let keeps = breakage.is_some() || rng.chance(500);
+        self.can_fail = could_fail || !keeps;
+        self.paths.push(Paths::random(rng, keeps, !keeps || self.faults.sync_error > 0));
+        Part::Multipath { number: self.paths.len() - 1, breakage, below }
     }
 
     /// A device whose writes are logged. The log is short in some, and full soon.
@@ -366,6 +413,7 @@ impl Setup {
         }
         self.shared = self.facts.iter().map(|facts| facts.map(Shared::new)).collect();
         self.latches.iter().for_each(|latch| latch.set(false));
+        self.paths.iter_mut().for_each(Paths::open);
         let place = Place { start: Sectors(0), len: self.sectors };
         let profile = |size| {
             let mut profile = Profile { size, ..self.any_profile() };
@@ -392,6 +440,11 @@ impl Setup {
 
     /// Nothing is under way: the next stack that is built may serve its files otherwise.
     pub(super) fn change(&mut self, rng: &mut Rng, ring: &mut SimRing) {
+        for paths in &mut self.paths {
+            if rng.chance(500) {
+                paths.open();
+            }
+        }
         for (disk, (shared, switches)) in self.shared.iter_mut().zip(&self.switches).enumerate() {
             let (Some(shared), Some(alignment)) = (shared, switches) else { continue };
             let direct = rng.chance(500).then_some(*alignment);
@@ -422,6 +475,9 @@ impl Setup {
         self.top.describe(&mut text);
         let (sectors, queues, depth) = (self.sectors.0, self.queues, self.depth);
         let _ = write!(text, "; {sectors} sectors, {queues} queues of {depth}");
+        for paths in &self.paths {
+            let _ = write!(text, "\n{paths:?}");
+        }
         for (number, remote) in self.remotes.iter().enumerate() {
             let _ = write!(text, "\nnbd {number}: {remote:?}");
         }

@@ -1,6 +1,7 @@
 //! One simulated machine: ring, queues, front-end and model, driven turn by turn.
 
 use super::load::{self, Flying};
+use super::paths::Paths;
 use super::stacks::Setup;
 use super::{Outcome, Scenario};
 use block::{Bytes, Flags, Op, Request, Sectors, Status, Tag};
@@ -189,6 +190,9 @@ impl World {
 
     /// One turn of the loop that owns ring and queues.
     fn turn(&mut self, idle: &mut Idle) -> Outcomes {
+        for paths in &self.setup.paths {
+            paths.happen(&mut self.rng);
+        }
         let most = self.rng.below(8);
         for _ in 0..most {
             let Some((id, cookie, result)) = self.ring.reap() else { break };
@@ -298,6 +302,9 @@ impl World {
 
     fn freeze_or_thaw(&mut self) {
         self.frozen = !self.frozen;
+        for paths in &self.setup.paths {
+            if self.frozen { paths.suspend(&mut self.rng) } else { paths.resume() }
+        }
         for &id in &self.ids {
             let queue = self.queues.touch(id);
             if self.frozen { queue.freeze() } else { queue.thaw(Bytes(u64::MAX), &mut self.ring) }
@@ -310,6 +317,7 @@ impl World {
             return Ok(());
         }
         self.close()?;
+        self.check_paths()?;
         self.tracer.note(self.ring.now(), "swap", &[]);
         self.setup.change(&mut self.rng, &mut self.ring);
         for &id in &self.ids {
@@ -317,7 +325,12 @@ impl World {
             self.queues.touch(id).replace(stack).expect("the numbers fit");
         }
         self.outcome.swaps += 1;
-        Ok(())
+        self.check_paths()
+    }
+
+    /// While nothing is under way, no selector counts anything as being so.
+    fn check_paths(&self) -> Outcomes {
+        self.setup.paths.iter().try_for_each(Paths::check_idle)
     }
 
     fn under_way(&self) -> usize {
@@ -339,6 +352,7 @@ impl World {
     /// Drained: nothing is held, lost or counted wrongly.
     fn check_drained(&mut self) -> Outcomes {
         self.close()?;
+        self.check_paths()?;
         let now = self.ring.now();
         for &id in &self.ids {
             let queue = self.queues.touch(id);

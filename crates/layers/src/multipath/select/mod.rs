@@ -220,8 +220,7 @@ pub(super) struct Selector {
 
 #[derive(Debug)]
 enum Kind {
-    /// The next place in `usable`.
-    RoundRobin(usize),
+    RoundRobin,
     QueueLength(Box<[Load]>),
     ServiceTime(Box<[Load]>),
     Historical(Box<Historical>),
@@ -236,7 +235,7 @@ impl Selector {
     /// For a queue that is served by CPU `cpu`. No path is usable yet.
     pub(super) fn new(args: &SelectorArgs, paths: &[PathArgs], cpu: usize) -> Selector {
         let kind = match args {
-            SelectorArgs::RoundRobin => Kind::RoundRobin(0),
+            SelectorArgs::RoundRobin => Kind::RoundRobin,
             SelectorArgs::QueueLength => Kind::QueueLength(load::of(paths)),
             SelectorArgs::ServiceTime => Kind::ServiceTime(load::of(paths)),
             SelectorArgs::Historical { base_weight, threshold } => {
@@ -255,10 +254,8 @@ impl Selector {
                 self.usable.push(path);
             }
         }
-        match &mut self.kind {
-            Kind::RoundRobin(next) => *next = 0,
-            Kind::Historical(historical) => historical.set_usable_count(self.usable.len()),
-            _ => {}
+        if let Kind::Historical(historical) = &mut self.kind {
+            historical.set_usable_count(self.usable.len());
         }
     }
 
@@ -267,33 +264,42 @@ impl Selector {
         !self.usable.is_empty()
     }
 
+    /// The paths that requests take in turn, whatever is in flight: whoever sends them can do without asking. None: the
+    /// selector is to be asked for each request.
+    pub(super) fn turns(&self) -> &[u16] {
+        match &self.kind {
+            Kind::RoundRobin => &self.usable,
+            // Its own alone. Going without one is counted each time.
+            Kind::Affinity { own: Some(own), .. } => {
+                let place = self.usable.iter().position(|path| path == own);
+                // Any is better than none; which it is stays the same as long as it lasts.
+                place.map_or(&self.usable[..self.usable.len().min(1)], |place| &self.usable[place..=place])
+            }
+            _ => &[],
+        }
+    }
+
     /// The path for a request of that length.
     #[inline]
     pub(super) fn choose(&mut self, len: Bytes, now: Nanos) -> Option<u16> {
-        if let Kind::RoundRobin(next) = &mut self.kind {
-            let place = *next;
-            let path = *self.usable.get(place)?;
-            *next = if place + 1 == self.usable.len() { 0 } else { place + 1 };
-            return Some(path);
-        }
         let place = match &mut self.kind {
-            Kind::RoundRobin(_) => 0,
+            Kind::RoundRobin => 0,
             Kind::QueueLength(loads) => load::shortest(loads, &self.usable)?,
             Kind::ServiceTime(loads) => load::soonest(loads, &self.usable, len.0)?,
             Kind::Historical(historical) => historical.best(&self.usable, now)?,
             Kind::Affinity { own, misses } => {
                 *misses += u64::from(own.is_none());
-                // Any is better than none; which it is stays the same as long as it lasts.
-                return match own.filter(|own| self.usable.contains(own)) {
-                    Some(own) => Some(own),
-                    None => self.usable.first().copied(),
-                };
+                let own = own.filter(|own| self.usable.contains(own));
+                return own.or(self.usable.first().copied());
             }
         };
+        self.usable.get(place)?;
         let path = self.usable[place];
-        if place + 1 < self.usable.len() {
-            self.usable[place..].rotate_left(1);
+        // It goes last. A rotation in general would take longer than the rest of this.
+        for place in place + 1..self.usable.len() {
+            self.usable[place - 1] = self.usable[place];
         }
+        *self.usable.last_mut()? = path;
         Some(path)
     }
 
@@ -303,7 +309,7 @@ impl Selector {
         match &mut self.kind {
             Kind::QueueLength(loads) | Kind::ServiceTime(loads) => loads[usize::from(path)].start(len.0),
             Kind::Historical(historical) => historical.start(path),
-            Kind::RoundRobin(_) | Kind::Affinity { .. } => {}
+            Kind::RoundRobin | Kind::Affinity { .. } => {}
         }
     }
 
@@ -313,23 +319,28 @@ impl Selector {
         match &mut self.kind {
             Kind::QueueLength(loads) | Kind::ServiceTime(loads) => loads[usize::from(path)].end(len.0),
             Kind::Historical(historical) => historical.end(path, started, now),
-            Kind::RoundRobin(_) | Kind::Affinity { .. } => {}
+            Kind::RoundRobin | Kind::Affinity { .. } => {}
         }
     }
 
     /// What this queue knows of a path.
     pub(super) fn report(&self, path: u16) -> Report {
         match &self.kind {
-            Kind::RoundRobin(_) => Report::default(),
+            Kind::RoundRobin => Report::default(),
             Kind::QueueLength(loads) | Kind::ServiceTime(loads) => loads[usize::from(path)].report(),
             Kind::Historical(historical) => historical.report(path),
             Kind::Affinity { misses, .. } => Report { misses: *misses, ..Report::default() },
         }
     }
 
+    /// Whether it goes by what is in flight, and is to be told of each request that ends.
+    pub(super) fn counts(&self) -> bool {
+        !matches!(self.kind, Kind::RoundRobin | Kind::Affinity { .. })
+    }
+
     /// Whether [`report`](Selector::report) says anything.
     pub(super) fn reports(&self) -> bool {
-        !matches!(self.kind, Kind::RoundRobin(_))
+        !matches!(self.kind, Kind::RoundRobin)
     }
 }
 
@@ -345,6 +356,11 @@ mod tests {
         selector
     }
 
+    /// What becomes of so many requests where paths are taken in turn.
+    fn in_turn(selector: &Selector, count: usize) -> Vec<u16> {
+        selector.turns().iter().copied().cycle().take(count).collect()
+    }
+
     fn next(selector: &mut Selector, len: u64) -> u16 {
         let path = selector.choose(Bytes(len), NOW).unwrap();
         selector.start(path, Bytes(len));
@@ -355,13 +371,12 @@ mod tests {
     fn round_robin_takes_each_in_turn_and_leaves_out_what_failed() {
         let mut selector =
             selector(SelectorArgs::RoundRobin, &[PathArgs::Plain, PathArgs::Plain, PathArgs::Plain]);
-        let order: Vec<_> = (0..6).map(|_| next(&mut selector, 4096)).collect();
-        assert_eq!(order, [0, 1, 2, 0, 1, 2]);
+        assert_eq!(in_turn(&selector, 6), [0, 1, 2, 0, 1, 2]);
+        assert_eq!((0..6).map(|_| next(&mut selector, 1)).collect::<Vec<_>>(), [0, 1, 2, 0, 1, 2]);
         selector.set_usable(|path| path != 1, 3);
-        let order: Vec<_> = (0..4).map(|_| next(&mut selector, 4096)).collect();
-        assert_eq!(order, [0, 2, 0, 2]);
+        assert_eq!(in_turn(&selector, 4), [0, 2, 0, 2]);
         selector.set_usable(|_| false, 3);
-        assert_eq!(selector.choose(Bytes(1), NOW), None);
+        assert!(selector.turns().is_empty() && selector.choose(Bytes(1), NOW).is_none());
     }
 
     #[test]
@@ -397,9 +412,11 @@ mod tests {
         let mask = |text: &str| PathArgs::Cpus(text.parse().unwrap());
         let paths = [mask("2"), mask("1")];
         let mut own = selector(SelectorArgs::Affinity, &paths);
-        assert_eq!((next(&mut own, 1), next(&mut own, 1), own.report(0).misses), (1, 1, 0));
+        assert_eq!((in_turn(&own, 2), own.report(0).misses), (vec![1, 1], 0));
         own.set_usable(|path| path == 0, 2);
-        assert_eq!((next(&mut own, 1), own.report(0).misses), (0, 0));
+        assert_eq!((in_turn(&own, 2), own.report(0).misses), (vec![0, 0], 0));
+        own.set_usable(|_| false, 2);
+        assert!(own.turns().is_empty() && own.choose(Bytes(1), NOW).is_none());
         let mut stranger = Selector::new(&SelectorArgs::Affinity, &paths, 7);
         stranger.set_usable(|_| true, 2);
         assert_eq!((next(&mut stranger, 1), stranger.report(0).misses), (0, 1));

@@ -1,0 +1,195 @@
+//! `./x bench multipath`: what multipath costs, from outside and inside, beside the same with one mutex around its state.
+//!
+//! Four parts: devices of the program under load from outside; the same stacks, and those with a lock, behind a server of
+//! the harness's own; the stacks alone, inside one process; and two NBD servers behind multipath beside one without.
+//! Figures are medians of rounds with the least and greatest; ratios are medians of the rounds' own.
+
+mod inside;
+mod outside;
+mod report;
+mod served;
+mod stacks;
+mod stores;
+
+pub(crate) use stacks::{Selector, Shared, Subject};
+pub(crate) use stores::check as check_stores;
+
+use crate::realtime;
+use outside::{Server, Site};
+use report::Report;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+const USAGE: &str = "\
+usage: ./x bench multipath [OPTIONS], or --stores alone: whether requests write what queues share (valgrind)
+  --rounds N       (5)     --seconds S  of each load from outside (0.5)
+  --parts A,B      of: outside, mutex, inside, servers (all)
+  --dir PATH       where sockets lie (a new folder in /dev/shm)
+  --no-realtime    beside everything else that runs, not ahead of it
+";
+
+#[derive(Debug)]
+struct Options {
+    rounds: usize,
+    seconds: f64,
+    parts: Vec<String>,
+    folder: Option<PathBuf>,
+    realtime: bool,
+}
+
+const PARTS: [&str; 4] = ["outside", "mutex", "inside", "servers"];
+
+fn parse(words: &[String]) -> Result<Options, String> {
+    let mut options = Options {
+        rounds: 5,
+        seconds: 0.5,
+        parts: PARTS.map(str::to_owned).into(),
+        folder: None,
+        realtime: true,
+    };
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        if word == "--no-realtime" {
+            options.realtime = false;
+            continue;
+        }
+        let value = words.next().ok_or_else(|| format!("{word} needs a value"))?;
+        let wrong = || format!("{word} {value} makes no sense");
+        match word.as_str() {
+            "--rounds" => {
+                options.rounds = value.parse().ok().filter(|&rounds| rounds > 0).ok_or_else(wrong)?;
+            }
+            "--seconds" => {
+                options.seconds =
+                    value.parse().ok().filter(|seconds| (0.05..=60.0).contains(seconds)).ok_or_else(wrong)?;
+            }
+            "--parts" => {
+                options.parts = value.split(',').map(str::to_owned).collect();
+                if options.parts.iter().any(|part| !PARTS.contains(&part.as_str())) {
+                    return Err(wrong());
+                }
+            }
+            "--dir" => options.folder = Some(value.into()),
+            _ => return Err(format!("no such option: {word}")),
+        }
+    }
+    Ok(options)
+}
+
+/// One thread, and as many as the machine has processors.
+fn thread_counts() -> Vec<u16> {
+    let all = std::thread::available_parallelism().map_or(1, |count| count.get().min(64) as u16);
+    if all > 1 { vec![1, all] } else { vec![1] }
+}
+
+pub(crate) fn main(words: &[String]) -> ExitCode {
+    if words.first().is_some_and(|word| word == "--serve") {
+        return ended(outside::serve(words));
+    }
+    match words {
+        [word, selector] if word == "--stores-of" => return ended(stores::child(selector)),
+        [word] if word == "--stores" => return ended(stores::check()),
+        _ => {}
+    }
+    if words.iter().any(|word| word == "--help") {
+        print!("{USAGE}");
+        return ExitCode::SUCCESS;
+    }
+    let options = match parse(words) {
+        Ok(options) => options,
+        Err(why) => {
+            eprintln!("bench multipath: {why}\n\n{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    if options.realtime {
+        realtime::enter("multipath", words);
+    }
+    ended(run(&options))
+}
+
+fn ended(result: std::io::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench multipath: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> std::io::Result<()> {
+    let folder = options.folder.clone();
+    let folder =
+        folder.unwrap_or_else(|| format!("/dev/shm/blockyard-multipath.{}", std::process::id()).into());
+    std::fs::create_dir_all(&folder)?;
+    let own = std::env::current_exe()?;
+    let blockyard =
+        std::env::var_os("BLOCKYARD_BIN").map_or_else(|| own.with_file_name("blockyard"), PathBuf::from);
+    let site = Site { folder, blockyard };
+    let result = measure(options, &site);
+    // Servers are gone by now; so is what they left.
+    let _ = std::fs::remove_dir_all(&site.folder);
+    print!("{}", result?.page());
+    Ok(())
+}
+
+fn measure(options: &Options, site: &Site) -> std::io::Result<Report> {
+    let began = Instant::now();
+    let wants = |part: &str| options.parts.iter().any(|wanted| wanted == part);
+    let threads = thread_counts();
+    let mut report = Report::new(options.rounds, options.seconds, realtime::is_on());
+    let outside = |servers: &[Server]| {
+        let one = |&threads: &u16| outside::measure(site, servers, threads, options.rounds, options.seconds);
+        threads.iter().map(one).collect::<std::io::Result<Vec<_>>>()
+    };
+    if wants("outside") {
+        let free = Subject::all().into_iter().filter(|subject| !matches!(subject, Subject::Locked(..)));
+        report.outside = outside(&free.map(Server::Ours).collect::<Vec<_>>())?;
+    }
+    if wants("mutex") {
+        let four = |subject: &Subject| match subject {
+            Subject::Raw | Subject::Locked(..) => true,
+            Subject::Free(selector, paths) => Selector::SEEDS.contains(selector) && *paths == 4,
+        };
+        report.mutex =
+            outside(&Subject::all().into_iter().filter(four).map(Server::Own).collect::<Vec<_>>())?;
+    }
+    if wants("inside") {
+        // A round is short: there may be more.
+        report.inside = inside::measure(&Subject::all(), &threads, 2 * options.rounds - 1);
+    }
+    if wants("servers") {
+        let servers =
+            [Server::Direct, Server::Both(Selector::RoundRobin), Server::Both(Selector::QueueLength)];
+        report.servers = outside(&servers)?;
+    }
+    report.took_s = began.elapsed().as_secs();
+    Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Options, String> {
+        parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn options_are_read_and_nonsense_is_refused() {
+        let options = parsed("--rounds 3 --seconds 0.2 --parts inside,servers").expect("valid");
+        assert_eq!((options.rounds, options.parts.len(), options.seconds), (3, 2, 0.2));
+        for line in ["--rounds", "--rounds 0", "--seconds 0", "--parts none", "--speed 1"] {
+            assert!(parsed(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn several_threads_share_each_subject() {
+        for series in inside::measure(&[Subject::Raw, Subject::Locked(Selector::QueueLength, 4)], &[2], 1) {
+            assert!(series.mega_iops[0] > 0.0 && series.cpu_ns.len() == 1, "{}", series.subject.name());
+        }
+    }
+}

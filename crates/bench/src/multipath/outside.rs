@@ -1,0 +1,228 @@
+//! From outside: 4 KiB reads at random over NBD, 32 in flight on each connection, a connection for each reactor.
+//!
+//! Servers are started once and stay; each round goes through all of them, beginning with another one every time.
+
+use super::served;
+use super::stacks::{Selector, Subject};
+use crate::nbd::client::{Connection, Count, Load, Pattern};
+use crate::proc;
+use std::io::{self, Error, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+const BLOCK: u32 = 4096;
+const DEPTH: usize = 32;
+/// Time for a load to become steady before it is measured.
+const WARM_UP: Duration = Duration::from_millis(150);
+/// A server that is not ready by then is not going to be.
+const START_LIMIT: Duration = Duration::from_secs(10);
+
+/// Who serves.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Server {
+    /// The program, on a subject without a lock.
+    Ours(Subject),
+    /// The harness itself, on any subject.
+    Own(Subject),
+    /// The program, over one export of another server of it.
+    Direct,
+    /// The program, with multipath over two such servers.
+    Both(Selector),
+}
+
+impl Server {
+    pub(super) fn name(&self) -> String {
+        match self {
+            Server::Ours(subject) => subject.name(),
+            Server::Own(subject) => subject.name(),
+            Server::Direct => "one path, no multipath".to_owned(),
+            Server::Both(selector) => format!("{}, 2 servers", selector.name()),
+        }
+    }
+}
+
+/// All rounds on one server with so many reactors and connections.
+pub(super) struct Series {
+    pub(super) server: Server,
+    pub(super) threads: u16,
+    /// Requests a second, in thousands.
+    pub(super) kilo_iops: Vec<f64>,
+    /// Processor time of the server for a request, in microseconds.
+    pub(super) cpu_us: Vec<f64>,
+}
+
+/// A server that runs; it ends with its value.
+struct Running {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Running {
+    fn start(mut command: Command, socket: PathBuf) -> io::Result<Running> {
+        // Of a server of an earlier part.
+        let _ = std::fs::remove_file(&socket);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+        let mut running = Running { child, socket };
+        let began = Instant::now();
+        while Connection::open(&running.socket, "bench").is_err() {
+            if running.child.try_wait()?.is_some() || began.elapsed() > START_LIMIT {
+                let _ = running.child.kill();
+                let mut said = String::new();
+                running.child.stderr.take().map(|mut stderr| stderr.read_to_string(&mut said)).transpose()?;
+                return Err(Error::other(format!("{:?} does not come up: {said}", command.get_program())));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(running)
+    }
+}
+
+/// Where servers are started from and leave their sockets.
+pub(super) struct Site {
+    pub(super) folder: PathBuf,
+    pub(super) blockyard: PathBuf,
+}
+
+impl Site {
+    /// The program, with these words before the export.
+    fn blockyard(&self, name: &str, threads: u16, words: &[&str]) -> io::Result<Running> {
+        let socket = self.folder.join(format!("{name}.sock"));
+        let mut command = Command::new(&self.blockyard);
+        command.arg("serve").args(words).args(["--name", "bench", "--queues", &threads.to_string()]);
+        command.arg("--nbd").arg(format!("unix:{}", socket.display()));
+        // Devices of one user have different names; what serves each is a user of its own.
+        command.env("BLOCKYARD_RUN", self.folder.join(name));
+        Running::start(command, socket)
+    }
+
+    fn table(&self, name: &str, threads: u16, len: u64, line: &str) -> io::Result<Running> {
+        let table = self.folder.join(format!("{name}.table"));
+        std::fs::write(&table, format!("0 {len} multipath {line}\n"))?;
+        self.blockyard(name, threads, &["--table", &table.to_string_lossy()])
+    }
+
+    fn start(&self, server: &Server, number: usize, threads: u16) -> io::Result<Running> {
+        const SECTORS: u64 = 250 << 21;
+        let name = format!("{threads}-{number}");
+        match server {
+            Server::Ours(Subject::Raw) => self.blockyard(&name, threads, &["null:"]),
+            Server::Ours(Subject::Free(selector, paths)) => {
+                let devices = vec!["null:"; usize::from(*paths)];
+                self.table(&name, threads, SECTORS, &selector.line(&devices))
+            }
+            Server::Ours(Subject::Locked(..)) => {
+                Err(Error::other("the program has no multipath with a lock"))
+            }
+            Server::Own(subject) => {
+                let socket = self.folder.join(format!("{name}.sock"));
+                let mut command = Command::new(std::env::current_exe()?);
+                command.args(["multipath", "--serve", &subject.name(), "--reactors", &threads.to_string()]);
+                command.arg("--socket").arg(&socket);
+                Running::start(command, socket)
+            }
+            Server::Direct => {
+                let uri = self.back_uri(0, threads);
+                self.blockyard(&name, threads, &[&format!("nbd:{uri}")])
+            }
+            Server::Both(selector) => {
+                let uris = [0, 1].map(|back| format!("nbd:{}", self.back_uri(back, threads)));
+                self.table(&name, threads, SECTORS, &selector.line(&[&uris[0], &uris[1]]))
+            }
+        }
+    }
+
+    fn back_uri(&self, back: usize, threads: u16) -> String {
+        format!(
+            "nbd+unix:///bench?socket={}",
+            self.folder.join(format!("{threads}-back{back}.sock")).display()
+        )
+    }
+
+    /// The two servers that others stand on.
+    fn backs(&self, threads: u16) -> io::Result<[Running; 2]> {
+        let back = |number: usize| self.blockyard(&format!("{threads}-back{number}"), threads, &["null:"]);
+        Ok([back(0)?, back(1)?])
+    }
+}
+
+/// Requests, seconds, and processor time of the server, of one round.
+fn load(server: &Running, threads: u16, seed: u64, seconds: f64) -> io::Result<(u64, f64, f64)> {
+    let opened: io::Result<Vec<_>> =
+        (0..threads).map(|_| Connection::open(&server.socket, "bench")).collect();
+    let counts: Vec<Count> = (0..threads).map(|_| Count::default()).collect();
+    let stop = AtomicBool::new(false);
+    let finished = || counts.iter().map(|count| count.0.load(Relaxed)).sum::<u64>();
+    std::thread::scope(|scope| {
+        let mut clients = Vec::new();
+        for (number, (connection, count)) in opened?.into_iter().zip(&counts).enumerate() {
+            let seed = seed ^ (number as u64 + 1) << 32;
+            let load = Load { pattern: Pattern::RandomReads, block: BLOCK, depth: DEPTH, seed };
+            let stop = &stop;
+            clients.push(scope.spawn(move || {
+                let ended = connection.run(load, stop, &count.0);
+                stop.store(true, Relaxed);
+                ended
+            }));
+        }
+        std::thread::sleep(WARM_UP);
+        let pid = server.child.id();
+        let (before, cpu, began) = (finished(), proc::cpu_of_threads(pid)?, Instant::now());
+        std::thread::sleep(Duration::from_secs_f64(seconds));
+        let (count, cpu) = (finished() - before, proc::cpu_of_threads(pid)? - cpu);
+        let seconds = began.elapsed().as_secs_f64();
+        stop.store(true, Relaxed);
+        for client in clients {
+            client.join().map_err(|_| Error::other("a client ended badly"))??;
+        }
+        Ok((count, seconds, cpu.as_secs_f64()))
+    })
+}
+
+/// All servers with so many reactors, round by round beside each other.
+pub(super) fn measure(
+    site: &Site,
+    servers: &[Server],
+    threads: u16,
+    rounds: usize,
+    seconds: f64,
+) -> io::Result<Vec<Series>> {
+    let stands_on_others = |server: &Server| matches!(server, Server::Direct | Server::Both(_));
+    let _backs = servers.iter().any(stands_on_others).then(|| site.backs(threads)).transpose()?;
+    let running: io::Result<Vec<Running>> =
+        servers.iter().enumerate().map(|(number, server)| site.start(server, number, threads)).collect();
+    let running = running?;
+    let series =
+        |server: &Server| Series { server: server.clone(), threads, kilo_iops: vec![], cpu_us: vec![] };
+    let mut all: Vec<Series> = servers.iter().map(series).collect();
+    for round in 0..rounds {
+        for turn in 0..servers.len() {
+            let at = (turn + round) % servers.len();
+            let (count, took, cpu) = load(&running[at], threads, round as u64, seconds)?;
+            if count == 0 {
+                return Err(Error::other(format!("{}: nothing ended", all[at].server.name())));
+            }
+            all[at].kilo_iops.push(count as f64 / took / 1e3);
+            all[at].cpu_us.push(cpu * 1e6 / count as f64);
+        }
+    }
+    Ok(all)
+}
+
+/// What a child of [`Server::Own`] does: `--serve SUBJECT --reactors N --socket PATH`.
+pub(super) fn serve(words: &[String]) -> io::Result<()> {
+    let [_, subject, _, reactors, _, socket] = words else {
+        return Err(Error::other("--serve SUBJECT --reactors N --socket PATH"));
+    };
+    let subject = Subject::all().into_iter().find(|known| known.name() == *subject);
+    let subject = subject.ok_or_else(|| Error::other("no such subject"))?;
+    served::serve(subject, reactors.parse().map_err(Error::other)?, Path::new(socket))
+}

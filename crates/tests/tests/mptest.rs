@@ -1,0 +1,195 @@
+//! The scenarios of mptest, by its names, on our devices: its load writes at random and verifies what it wrote, while
+//! paths fail and come back, by themselves and by messages.
+//!
+//! Each takes two seconds; `BLOCKYARD_SOAK_SECONDS` for longer, as `./x soak multipath` has it. mptest takes paths away every
+//! second for half a minute; here they go more often, so that the short run sees some of it.
+
+use blockyard_tests::remote::{serve_as, table_as};
+use blockyard_tests::server::{Sandbox, Server};
+use blockyard_tests::tools::{PATIENCE, command, missing, until, wait_within};
+use std::time::{Duration, Instant};
+
+const PERIOD: Duration = Duration::from_millis(250);
+const IMAGE: u64 = 64 << 20;
+
+fn seconds() -> u64 {
+    std::env::var("BLOCKYARD_SOAK_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2)
+}
+
+fn tell(sandbox: &Sandbox, words: &str) {
+    let mut all = vec!["message", "m", "0"];
+    all.extend(words.split(' '));
+    sandbox.run(&all).ok();
+}
+
+/// Two priority groups of two paths each, as mptest makes them; the paths are four connections to one server each, of one
+/// file. Empty where fio is missing.
+struct Bed {
+    sandbox: Sandbox,
+    backs: Vec<Server>,
+    front: Option<Server>,
+    uris: Vec<String>,
+}
+
+impl Bed {
+    fn new(queue_mode: &str, multipath: &str) -> Bed {
+        let sandbox = Sandbox::default();
+        let image = sandbox.image("image", IMAGE).to_string_lossy().into_owned();
+        let names = ["a", "b", "c", "d"];
+        let backs: Vec<Server> =
+            names.iter().map(|name| serve_as(&sandbox, name, &format!("file:{image},share"), &[])).collect();
+        let uris: Vec<String> = names
+            .iter()
+            .map(|name| {
+                format!("nbd:nbd+unix:///{name}?socket={}", sandbox.path(&format!("{name}.sock")).display())
+            })
+            .collect();
+        let [a, b, c, d] = &uris[..] else { unreachable!("there are four") };
+        let line = format!(
+            "0 {} multipath 4 queue_if_no_path retain_attached_hw_handler queue_mode {queue_mode} 0 2 1 \
+             queue-length 0 2 1 {a} 1 {b} 1 queue-length 0 2 1 {c} 1 {d} 1",
+            IMAGE / 512
+        );
+        let front = table_as(&sandbox, "m", &line, &["--queues", "2", "--multipath", multipath]);
+        Bed { sandbox, backs, front: Some(front), uris }
+    }
+
+    /// mptest's fio job, with `during` called again and again, with the number of the call, until the time is up. How often
+    /// that was.
+    fn under_load(&mut self, mut during: impl FnMut(&mut Bed, usize)) -> usize {
+        let seconds = seconds();
+        let uri = self.front.as_ref().expect("it is up").uri().to_owned();
+        let mut fio = command(&["fio"]);
+        fio.args([
+            "--name=mptest",
+            "--ioengine=nbd",
+            "--bs=512k",
+            "--rw=randwrite",
+            "--iodepth=2",
+            "--time_based",
+        ]);
+        fio.args(["--size=64M", "--do_verify=1", "--verify=meta", "--verify_dump=1", "--verify_fatal=1"]);
+        fio.args([&format!("--uri={uri}"), &format!("--runtime={seconds}")]);
+        fio.args(["--output=/dev/null", "--verify_state_save=0"]).current_dir("/tmp");
+        let mut load = fio.spawn().expect("fio starts");
+        let end = Instant::now() + Duration::from_secs(seconds);
+        let mut calls = 0;
+        while Instant::now() < end {
+            std::thread::sleep(PERIOD);
+            during(self, calls);
+            calls += 1;
+        }
+        let ended = wait_within(&mut load, PATIENCE).expect("fio ends");
+        let log = self.front.as_ref().expect("it is up").log();
+        assert!(ended.success(), "{ended} after {calls} times: {log}");
+        calls
+    }
+
+    fn status(&self) -> String {
+        self.sandbox.run(&["status", "m"]).ok()
+    }
+
+    /// What ends each of mptest's tests: an error table, without a flush, and the device is gone.
+    fn tear_down(mut self) {
+        let table = self.sandbox.text("error.table", &format!("0 {} error", IMAGE / 512));
+        self.sandbox.run(&["table", "m", "--load", &table.to_string_lossy()]).ok();
+        self.sandbox.run(&["suspend", "m", "--noflush"]).ok();
+        self.sandbox.run(&["resume", "m"]).ok();
+        self.sandbox.run(&["del", "m"]).ok();
+        drop(self.front.take());
+        drop(self.backs);
+    }
+}
+
+#[test]
+fn test_00_no_failure() {
+    if missing(&["fio"]) {
+        return;
+    }
+    for queue_mode in ["mq", "bio"] {
+        let mut bed = Bed::new(queue_mode, "checker=off");
+        bed.under_load(|_, _| {});
+        assert!(!bed.status().contains(" F "), "{}", bed.status());
+        bed.tear_down();
+    }
+}
+
+/// Paths go away, one after the other, and come back: servers that are stopped for good, and new ones in their place.
+#[test]
+fn test_01_sdev_offline() {
+    if missing(&["fio"]) {
+        return;
+    }
+    let mut bed = Bed::new("mq", "checker=50ms,checker_max=200ms");
+    let image = bed.sandbox.path("image").to_string_lossy().into_owned();
+    let kills = bed.under_load(|bed, call| {
+        let which = call % bed.backs.len();
+        let name = ["a", "b", "c", "d"][which];
+        bed.backs[which].kill();
+        std::thread::sleep(Duration::from_millis(50));
+        bed.backs[which] = serve_as(&bed.sandbox, name, &format!("file:{image},share"), &[]);
+    });
+    assert!(kills >= 2, "{kills}");
+    let all = until(PATIENCE, || (!bed.status().contains(" F ")).then_some(()));
+    assert!(all.is_some(), "a path did not come back: {}", bed.status());
+    bed.tear_down();
+}
+
+/// All paths of the device fail at once and are put into use again: what was sent meanwhile waits.
+#[test]
+fn test_03_dm_failpath() {
+    if missing(&["fio"]) {
+        return;
+    }
+    let mut bed = Bed::new("mq", "checker=off");
+    bed.under_load(|bed, call| {
+        for uri in bed.uris.clone() {
+            let word = if call % 2 == 0 { "fail_path" } else { "reinstate_path" };
+            tell(&bed.sandbox, &format!("{word} {uri}"));
+        }
+        if call % 2 == 0 {
+            assert_eq!(bed.status().matches(" F ").count(), 4, "{}", bed.status());
+            for uri in bed.uris.clone() {
+                tell(&bed.sandbox, &format!("reinstate_path {uri}"));
+            }
+        }
+    });
+    bed.tear_down();
+}
+
+#[test]
+fn test_04_dm_switchpg() {
+    if missing(&["fio"]) {
+        return;
+    }
+    let mut bed = Bed::new("bio", "checker=off");
+    let switches = bed.under_load(|bed, call| {
+        tell(&bed.sandbox, if call % 2 == 0 { "disable_group 1" } else { "enable_group 1" });
+    });
+    assert!(switches >= 2 && !bed.status().contains(" F "), "{switches}: {}", bed.status());
+    tell(&bed.sandbox, "enable_group 1");
+    bed.tear_down();
+}
+
+/// The same table again and again under the load, and each of the paths alone.
+#[test]
+fn tables_are_swapped_under_load() {
+    if missing(&["fio"]) {
+        return;
+    }
+    let mut bed = Bed::new("mq", "checker=off");
+    let swaps = bed.under_load(|bed, call| {
+        let uri = &bed.uris[call % bed.uris.len()];
+        let line =
+            format!("0 {} multipath 1 queue_if_no_path 0 1 1 service-time 0 1 2 {uri} 1 1", IMAGE / 512);
+        let table = bed.sandbox.text("next.table", &line);
+        bed.sandbox.run(&["table", "m", "--load", &table.to_string_lossy()]).ok();
+        if call % 2 == 0 {
+            bed.sandbox.run(&["suspend", "m", "--noflush"]).ok();
+        }
+        bed.sandbox.run(&["resume", "m"]).ok();
+        assert!(bed.status().contains(uri.as_str()), "{}", bed.status());
+    });
+    assert!(swaps >= 2, "{swaps}");
+    bed.tear_down();
+}
