@@ -19,6 +19,9 @@ use std::process::ExitCode;
 use trace::FilterText;
 use trace::wire::{Decoder, Frame};
 
+/// The lowest priority that there is.
+const NICE: i32 = 19;
+
 pub(crate) fn trace(args: &TraceArgs) -> Result<ExitCode, Failure> {
     let run = run_dir("trace")?;
     let filter = FilterText {
@@ -69,6 +72,8 @@ pub(crate) fn trace(args: &TraceArgs) -> Result<ExitCode, Failure> {
             TraceFormat::Perfetto => Box::new(Chrome::new(args.output.as_deref())?),
         })
     };
+    // What it takes is time that the server leaves; refused, it goes on as it is.
+    let _ = rustix::process::setpriority_process(None, NICE);
     block_on("trace", run_trace(args, client, options, open))?
 }
 

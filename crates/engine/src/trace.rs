@@ -3,7 +3,8 @@
 //! A session belongs to its device; there is one at a time, as with blktrace. Each hardware queue has a lane of fixed
 //! size in it. A thread of the session's own empties the lanes into a bounded channel, from where whoever asked takes
 //! them. If that is slow, the thread waits, the lanes fill up, and what finds no room is counted there: neither I/O
-//! nor the control plane ever waits for a trace. Lanes are made by that thread, not by those that serve. A trace that is
+//! nor the control plane ever waits for a trace. It has the lowest priority, as whoever writes a trace down has: what they
+//! take is time that I/O leaves. Lanes are made by that thread, not by those that serve. A trace that is
 //! over, and one whose device is gone, waits for whoever does not take it no longer than [`LINGER`].
 //!
 //! *Invariant:* at most `buffer` bytes for each queue and [`CHUNKS`] chunks are held.
@@ -32,6 +33,8 @@ const PAUSE_MAX: Duration = Duration::from_millis(32);
 /// What a lane holds unless it was said: 32,768 events, a hundredth of a second of three million a second.
 const BUFFER: u64 = 1 << 20;
 const BUFFER_MAX: u64 = 64 << 20;
+/// The lowest priority: while every processor is busy with I/O, events are dropped rather than requests delayed.
+const NICE: i32 = 19;
 /// How long a trace that is over waits for whoever asked to take what is left.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -263,6 +266,8 @@ impl Carrier {
     }
 
     fn run(mut self) {
+        // It takes what processor time I/O leaves; refused, it goes on as it is.
+        let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
         let heard = self.carry();
         if let Some(device) = self.device.upgrade() {
             device.end_trace();

@@ -139,6 +139,32 @@ fn blkparse_btt_iowatcher_and_fio_read_a_trace() {
     }
 }
 
+/// The same requests, timed by each: `stat` looks at the clock once a turn of the thread, a trace at every event.
+#[test]
+fn btt_and_stat_agree_about_latencies_but_for_a_turn() {
+    if missing(&["blkparse", "btt"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let server = sandbox.serve("ram:1M", &["--name", "disk", "--layer", "delay,read=40ms"]);
+    let tracing = Tracing::start(&sandbox, "disk", "t", &[]);
+    let mut peer = connect(&server, "disk");
+    (0..10).for_each(|n| drop(peer.read(n * 4096, 4096).expect("read")));
+    tracing.end();
+    let told: serde_json::Value =
+        serde_json::from_str(&sandbox.run(&["stat", "-x", "--json", "disk"]).ok()).expect("JSON");
+    let counted_ms = told["disk"][0]["r_await"].as_f64().expect("a time");
+    tool(&sandbox, &["blkparse", "-q", "-i", "t", "-d", "t.bin"]).ok();
+    let timed = tool(&sandbox, &["btt", "-i", "t.bin"]).ok();
+    let row = timed.lines().find(|line| line.starts_with("Q2C")).unwrap_or_else(|| panic!("{timed}"));
+    let words: Vec<f64> = row.split_whitespace().skip(1).filter_map(|word| word.parse().ok()).collect();
+    let (traced_ms, count) = (words[1] * 1e3, words[3]);
+    assert_eq!(count, 10.0, "{row}");
+    assert!(traced_ms >= 40.0 && counted_ms >= 40.0, "{traced_ms} {counted_ms}");
+    // A turn takes microseconds where the machine has time for it; this is room for one that has not.
+    assert!((counted_ms - traced_ms).abs() < 20.0, "btt: {traced_ms} ms, stat: {counted_ms} ms");
+}
+
 /// The seed's experiment: 2048 sectors from 2488 on under the default limits of an old driver (BLK-6, BLK-7), which
 /// are set and taken back while the device is served.
 #[test]
