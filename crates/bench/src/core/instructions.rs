@@ -48,6 +48,11 @@ const CASES: [(&str, Case); 13] = [
     ("io-affinity", over(Selector::Affinity, 4)),
 ];
 
+/// What counts requests once they are over: of these cases, only that is counted.
+const STATISTICS: &str = "*statistics_of_a_turn*";
+/// Counting that a request entered a node, where it does: a load, an addition and a store.
+const ENTERED: f64 = 3.0;
+
 /// What is reported: its name, and the most that is allowed at all.
 const GOALS: [(&str, Option<f64>); ROWS] = [
     ("null_request", Some(300.0)),
@@ -62,15 +67,18 @@ const GOALS: [(&str, Option<f64>); ROWS] = [
     ("multipath_queue_length_4", None),
     ("multipath_historical_4", None),
     ("multipath_io_affinity_4", None),
+    ("statistics_request", None),
+    ("statistics_layer", Some(25.0)),
 ];
-const ROWS: usize = 11;
+const ROWS: usize = 13;
 
-/// Instructions of one request of a case.
-fn count(program: &Path, case: &str) -> Result<f64, String> {
+/// Instructions of one request of a case; those of one function only, if there is one.
+fn count(program: &Path, case: &str, within: Option<&str>) -> Result<f64, String> {
     let mut totals = [0u64; 2];
     for (total, requests) in totals.iter_mut().zip(COUNTS) {
         let output = Command::new("valgrind")
             .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+            .args(within.map(|function| format!("--toggle-collect={function}")))
             .arg(program)
             .args(["instructions", "--child", case, &requests.to_string()])
             .output()
@@ -88,17 +96,25 @@ fn count(program: &Path, case: &str) -> Result<f64, String> {
 fn measure(program: &Path) -> Result<[f64; ROWS], String> {
     let mut counts = [0.0; CASES.len()];
     for (count_of, (case, _)) in counts.iter_mut().zip(CASES) {
-        *count_of = count(program, case)?;
+        *count_of = count(program, case, None)?;
     }
     let [null, layers, whole, long, split, ublk, model, multipath @ ..] = counts;
     let layer = (layers - null) / f64::from(LAYERS);
+    let [counted, counted_layers] = ["null", "layers"].map(|case| count(program, case, Some(STATISTICS)));
+    let (counted, counted_layers) = (counted?, counted_layers?);
+    if counted < 1.0 {
+        return Err(format!("{STATISTICS} was not seen"));
+    }
+    let statistics = [counted + ENTERED, (counted_layers - counted) / f64::from(LAYERS) + ENTERED];
     let [one, round_robin, service_time, queue_length, historical, affinity] =
         multipath.map(|counted| counted - null);
     let split_child = (split - long) / PIECES as f64;
     let queue = [null, layer, whole - null, split_child, ublk - model];
     let multipath = [one, round_robin, service_time, queue_length, historical, affinity];
     let mut all = [0.0; ROWS];
-    all.iter_mut().zip(queue.into_iter().chain(multipath)).for_each(|(row, count)| *row = count);
+    all.iter_mut()
+        .zip(queue.into_iter().chain(multipath).chain(statistics))
+        .for_each(|(row, count)| *row = count);
     Ok(all)
 }
 

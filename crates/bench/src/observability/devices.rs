@@ -19,12 +19,15 @@ const LEN: u32 = 4096;
 pub(crate) struct Device {
     pub(crate) name: &'static str,
     stack: &'static str,
+    /// Its process has a page.
+    pub(crate) paged: bool,
 }
 
-/// A null device, where a request costs least, and a file in memory, as NBD is used.
-pub(crate) const DEVICES: [Device; 2] = [
-    Device { name: "null", stack: "null:1G" },
-    Device { name: "file", stack: "file:file.img,size=1G,create" },
+/// A null device, where a request costs least; a file in memory, as NBD is used; a null device with a page.
+pub(crate) const DEVICES: [Device; 3] = [
+    Device { name: "null", stack: "null:1G", paged: false },
+    Device { name: "file", stack: "file:file.img,size=1G,create", paged: false },
+    Device { name: "paged", stack: "null:1G", paged: true },
 ];
 
 /// One that is served, until this is dropped.
@@ -32,6 +35,8 @@ pub(crate) struct Served {
     pub(crate) name: &'static str,
     /// Holds its sockets and its file, and is its run directory.
     pub(crate) folder: PathBuf,
+    /// Where its page is, `127.0.0.1:PORT`.
+    pub(crate) page: Option<String>,
     child: Child,
 }
 
@@ -52,14 +57,21 @@ impl Device {
         std::fs::create_dir_all(&folder).map_err(Error::at(&folder))?;
         let mut command = Command::new(blockyard()?);
         command.args(["serve", self.stack, "--name", self.name, "--queues", "1", "--nbd", "unix:disk.sock"]);
+        if self.paged {
+            command.args(["--web", "127.0.0.1:0", "--web-token", "none"]);
+        }
         command.current_dir(&folder).env("BLOCKYARD_RUN", &folder);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let child = command.spawn().map_err(Error::at(Path::new("blockyard")))?;
-        let mut served = Served { name: self.name, folder, child };
-        let stdout = served.child.stdout.as_mut().ok_or_else(|| Error("no output".into()))?;
-        let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line).map_err(Error::at(Path::new("blockyard")))?;
-        if line.is_empty() {
+        let mut served = Served { name: self.name, folder, page: None, child };
+        let stdout = served.child.stdout.take().ok_or_else(|| Error("no output".into()))?;
+        for line in BufReader::new(stdout).lines().take(if self.paged { 2 } else { 1 }) {
+            let line = line.map_err(Error::at(Path::new("blockyard")))?;
+            if let Some((_, page)) = line.split_once(" web http://") {
+                served.page = page.split('/').next().map(str::to_owned);
+            }
+        }
+        if !served.folder.join("disk.sock").exists() || served.page.is_some() != self.paged {
             return Err(Error(format!("{}: it is not served", self.stack)));
         }
         Ok(served)

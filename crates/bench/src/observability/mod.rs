@@ -23,9 +23,12 @@ use watchers::{WATCHERS, Watcher};
 /// What the watchers are held to, in per cent of requests a second: see docs/benchmarks/observability.md.
 const GOALS: [(&str, &str, f64); 2] = [("null", "trace", 15.0), ("file", "trace", 5.0)];
 
+/// Rounds of nothing that differ by more than this tell that the machine was busy with something else.
+const UNSTEADY: f64 = 2.5;
+
 const USAGE: &str = "\
 usage: ./x bench observability [OPTIONS]
-  --rounds N       (7)     --seconds S  of each measurement (1)
+  --rounds N       (5)     --seconds S  of each measurement (1)
   --devices A,B    whose names begin so (all)
   --watchers A,B   likewise; nothing is always there
   --out PATH       where observability.csv goes (target/bench)
@@ -80,7 +83,7 @@ pub(crate) fn main(words: &[String]) -> ExitCode {
 
 fn parse(words: &[String]) -> Result<Options> {
     let mut options = Options {
-        rounds: 7,
+        rounds: 5,
         seconds: 1.0,
         devices: DEVICES.iter().collect(),
         watchers: WATCHERS.iter().collect(),
@@ -116,6 +119,9 @@ fn run(options: &Options) -> Result<()> {
         for device in &served {
             for turn in 0..options.watchers.len() {
                 let watcher = options.watchers[(turn + round) % options.watchers.len()];
+                if !watcher.watches(device) {
+                    continue;
+                }
                 let sample = measure(device, watcher, Duration::from_secs_f64(options.seconds))?;
                 let known =
                     rows.iter_mut().find(|row| row.device == device.name && row.watcher == watcher.name);
@@ -178,13 +184,25 @@ fn page(options: &Options, rows: &[Row]) -> String {
     for (device, watcher, goal) in GOALS {
         let row = rows.iter().find(|row| row.device == device && row.watcher == watcher);
         if let Some((cost, own)) = row.and_then(|row| costs(rows, row)) {
-            let met = if cost <= goal { "met" } else { "missed" };
+            let (least, _, greatest) = spread(&unwatched(rows, device));
+            let met = match cost <= goal {
+                // What else ran meant more than what is measured.
+                _ if greatest > UNSTEADY * least => "not to be told on a machine that is this busy",
+                true => "met",
+                false => "missed",
+            };
             text += &format!(
                 "{watcher} on {device}: {cost:.1} % of requests a second, at most {goal} %: {met} (thread {own:.1} %)\n"
             );
         }
     }
     text
+}
+
+/// Requests a second of a device that nobody watches.
+fn unwatched(rows: &[Row], device: &str) -> Vec<f64> {
+    let nothing = rows.iter().find(|row| row.device == device && row.watcher == WATCHERS[0].name);
+    nothing.map(|row| row.of(|sample| sample.rate)).unwrap_or_default()
 }
 
 fn csv(rows: &[Row]) -> String {

@@ -1,6 +1,7 @@
 //! Who watches: each comes, is there for a while, and goes.
 
 use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -31,16 +32,22 @@ enum Way {
     Unread,
     /// `/metrics`, as Prometheus asks for it.
     Scraper,
+    /// A page that shows the device, with its addresses or without.
+    Page {
+        addresses: bool,
+    },
 }
 
 /// The first is what the others are held against.
-pub(crate) const WATCHERS: [Watcher; 7] = [
+pub(crate) const WATCHERS: [Watcher; 9] = [
     Watcher { name: "nothing", way: Way::Nothing },
     Watcher { name: "trace", way: Way::Command(&["trace", "NAME", "-o", "-"]) },
     Watcher { name: "trace-coarse", way: Way::Command(&["trace", "NAME", "-o", "-", "--coarse"]) },
     Watcher { name: "trace-unread", way: Way::Unread },
     Watcher { name: "scraper", way: Way::Scraper },
     Watcher { name: "stat", way: Way::Command(&["stat", "-x", "-l", "NAME", "1"]) },
+    Watcher { name: "page", way: Way::Page { addresses: false } },
+    Watcher { name: "page-addresses", way: Way::Page { addresses: true } },
     Watcher { name: "top", way: Way::Command(&["top", "-b", "-d", "1"]) },
 ];
 
@@ -48,22 +55,63 @@ pub(crate) const WATCHERS: [Watcher; 7] = [
 pub(crate) enum Watching {
     Nobody,
     Program { child: Child, is_trace: bool },
-    Scraping { stop: Arc<AtomicBool>, thread: JoinHandle<std::io::Result<()>> },
+    Thread { stop: Arc<AtomicBool>, thread: JoinHandle<std::io::Result<()>> },
 }
 
 impl Watcher {
+    /// A device with a page is there for the page; the others have none.
+    pub(crate) fn watches(&self, device: &Served) -> bool {
+        match self.way {
+            Way::Nothing => true,
+            Way::Page { .. } => device.page.is_some(),
+            _ => device.page.is_none(),
+        }
+    }
+
     pub(crate) fn come(&self, device: &Served) -> Result<Watching> {
         match self.way {
             Way::Nothing => Ok(Watching::Nobody),
             Way::Command(words) => program(device, words, Stdio::null()),
             Way::Unread => program(device, &["trace", "NAME", "-o", "-"], Stdio::piped()),
             Way::Scraper => {
-                let stop = Arc::new(AtomicBool::new(false));
-                let (socket, until) = (device.folder.join(format!("{}.control", device.name)), stop.clone());
-                let thread = std::thread::spawn(move || scrape(&socket, &until));
-                Ok(Watching::Scraping { stop, thread })
+                let socket = device.folder.join(format!("{}.control", device.name));
+                Ok(beside(move |stop| scrape(&socket, stop)))
+            }
+            Way::Page { addresses } => {
+                let page = device.page.clone().ok_or_else(|| Error(format!("{}: no page", device.name)))?;
+                let more = if addresses { "&addresses" } else { "" };
+                let path = format!("/events?device={}{more}", device.name);
+                Ok(beside(move |stop| look_at(&page, &path, stop)))
             }
         }
+    }
+}
+
+fn beside(work: impl FnOnce(&AtomicBool) -> std::io::Result<()> + Send + 'static) -> Watching {
+    let stop = Arc::new(AtomicBool::new(false));
+    let until = stop.clone();
+    Watching::Thread { stop, thread: std::thread::spawn(move || work(&until)) }
+}
+
+/// Takes what a page takes.
+fn look_at(page: &str, path: &str, stop: &AtomicBool) -> std::io::Result<()> {
+    let mut stream = TcpStream::connect(page)?;
+    stream.set_read_timeout(Some(Duration::from_millis(50)))?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {page}\r\nAccept: text/event-stream\r\n\r\n")?;
+    let (mut bytes, mut begin) = ([0; 1 << 16], Vec::new());
+    while !stop.load(Relaxed) {
+        match stream.read(&mut bytes) {
+            Ok(0) => return Err(std::io::Error::other("the page ended")),
+            Ok(count) if begin.len() < 12 => begin.extend(&bytes[..count.min(12)]),
+            Ok(_) => {}
+            Err(why) if why.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(why) => return Err(why),
+        }
+    }
+    if begin.starts_with(b"HTTP/1.1 200") {
+        Ok(())
+    } else {
+        Err(std::io::Error::other("the page was refused"))
     }
 }
 
@@ -97,11 +145,11 @@ impl Watching {
     pub(crate) fn go(self) -> Result<Option<f64>> {
         match self {
             Watching::Nobody => Ok(None),
-            Watching::Scraping { stop, thread } => {
+            Watching::Thread { stop, thread } => {
                 stop.store(true, Relaxed);
                 thread.thread().unpark();
-                let ended = thread.join().map_err(|_| Error("the scraper panicked".into()))?;
-                ended.map_err(|error| Error(format!("scraping failed: {error}"))).map(|()| None)
+                let ended = thread.join().map_err(|_| Error("the watcher panicked".into()))?;
+                ended.map_err(|error| Error(format!("watching failed: {error}"))).map(|()| None)
             }
             Watching::Program { mut child, is_trace } => {
                 if let Ok(Some(status)) = child.try_wait() {
