@@ -53,6 +53,7 @@ function greet(data) {
   mode.hidden = false;
   put(mode, data.actions ? 'Actions allowed' : 'View only');
   mode.title = `blockyard ${data.version}, process ${data.pid} on ${data.host}`;
+  if (!first) view?.remember();
   if (changed && (!first || data.actions) && view instanceof Device) show();
 }
 
@@ -97,6 +98,10 @@ document.addEventListener('keydown', (event) => {
   event.preventDefault();
 });
 
+document.addEventListener('visibilitychange', () => {
+  if (document.hidden) live.pause();
+  else live.connect();
+});
 byId('theme').addEventListener('click', nextTheme);
 byId('keys').addEventListener('click', () => byId('help').showModal());
 byId('skip').addEventListener('click', (event) => {

@@ -120,11 +120,12 @@ export class Device {
     this.draw();
   }
 
+  /** What the server has kept: at the start, and after a while in which nothing came. */
   async remember() {
     try {
       const past = await fetched(`/history?device=${this.name}`);
-      const first = this.samples[0]?.t ?? Infinity;
-      this.samples = [...past.filter((sample) => sample.t < first), ...this.samples].slice(-KEPT);
+      const last = past.at(-1)?.t ?? 0;
+      this.samples = [...past, ...this.samples.filter((sample) => sample.t > last)].slice(-KEPT);
       this.draw();
     } catch {
       // What comes from now on is shown nevertheless.

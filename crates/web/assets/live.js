@@ -3,7 +3,7 @@
 /** Waits in milliseconds before each new attempt; the last one again and again. */
 const PAUSES = [500, 1000, 2000, 4000];
 /** Without a word for so long the server is as good as gone: it says something each second. */
-const SILENCE = 5000;
+const SILENCE = 10_000;
 
 export class Live {
   /** `tell(name, data)` is called for each event, and with `state` for `live`, `lost` and `gone`. */
@@ -38,6 +38,13 @@ export class Live {
       });
     }
     source.addEventListener('error', () => source === this.source && this.lost());
+  }
+
+  /** Nobody looks: browsers have few connections to a server, and other pages may want them. */
+  pause() {
+    clearTimeout(this.timer);
+    this.source?.close();
+    this.source = null;
   }
 
   lost() {

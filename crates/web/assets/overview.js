@@ -126,6 +126,11 @@ export class Overview {
     event.preventDefault();
   }
 
+  /** After a while in which nothing came. */
+  remember() {
+    for (const row of [...this.rows.values()].slice(0, PASTS)) row.remember();
+  }
+
   draw() {
     for (const row of this.rows.values()) row.draw();
   }

@@ -108,7 +108,8 @@ export class Stack {
     const idle = path.group_state === 'D' ? 'disabled' : path.group_state === 'E' ? 'standby' : 'in use';
     put(shown.state, path.works ? idle : 'failed');
     shown.state.className = path.works ? (path.group_state === 'A' ? 'chip good' : 'chip') : 'chip bad';
-    put(shown.fails, path.fails > 0 ? `failed ${path.fails}×` : '');
+    put(shown.fails, path.fails > 0 ? `${path.fails}×` : '');
+    shown.fails.title = 'how often it failed';
     put(shown.button, path.works ? 'Fail' : 'Reinstate');
     attribute(shown.button, 'aria-label', `${path.works ? 'Fail' : 'Reinstate'} path ${path.name}`);
   }
