@@ -1,6 +1,7 @@
 //! The one table: commands, options and what they mean. The parser, the help, the man page and the
 //! completions are all made from it.
 
+use crate::log::LogSpec;
 use crate::page::WebArgs;
 use clap::{ArgAction, Args, Parser, Subcommand};
 use clap_complete::Shell;
@@ -43,6 +44,8 @@ pub(crate) enum Command {
     Resize(ResizeArgs),
     /// Change how a device is served while it is
     Set(SetArgs),
+    /// Show the requests of a device that are under way
+    Inflight(InflightArgs),
     /// Show the queue limits of a device, or change them while it is served
     Limits(LimitsArgs),
     /// Write an overlay down into what it stands over
@@ -221,6 +224,9 @@ pub(crate) struct ServeArgs {
     /// Requests in flight on each hardware queue, at most
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) depth: Option<u16>,
+    /// Tell in the log of each request that takes so long, and where it was meanwhile
+    #[arg(long, value_name = "TIME")]
+    pub(crate) slow: Option<String>,
     /// I/O threads, and so hardware queues of a device
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) queues: Option<u16>,
@@ -305,6 +311,9 @@ pub(crate) struct RunArgs {
     /// Say on stderr what was chosen and why
     #[arg(short, long)]
     pub(crate) verbose: bool,
+    /// How the log is written, and where to: text, kv or json, level=error|warn|info|debug, to=auto|stderr|journal
+    #[arg(long, value_name = "FORMAT,KEY=VALUE...", default_value = "text")]
+    pub(crate) log: LogSpec,
     /// Leave the terminal once ready: how `add` starts the process that serves
     #[arg(long, hide = true)]
     pub(crate) detached: bool,
@@ -417,6 +426,16 @@ pub(crate) struct ResizeArgs {
 
 #[derive(Args, Debug)]
 #[command(after_help = "\
+A process that serves says the same of all its devices in its log when it gets SIGUSR1.")]
+pub(crate) struct InflightArgs {
+    /// The device
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
 Names are those of the kernel's struct queue_limits (max_sectors=255) or of /sys/block/NAME/queue, in the units of
 either (max_sectors_kb=127). Nothing can be promised beyond what stands below; max_sectors comes to max_hw_sectors at
 most, and 0 takes it back. Requests that are under way end first; those that come meanwhile wait. A kernel that has the
@@ -445,12 +464,13 @@ pub(crate) struct LimitsArgs {
   badblocks=+FIRST-LAST, badblocks=-FIRST-LAST   sectors of a null: that become bad, or good
   scheduler=none|mq-deadline|kyber[,PARAMETER=VALUE...]   what orders and merges requests
   PARAMETER=VALUE     of the scheduler in use, such as read_expire=100 or write_lat_nsec=5ms; at once
+  slow=TIME, slow=off  tell in the log of each request that takes so long
 
 Requests that are under way end first; those that come meanwhile wait.")]
 pub(crate) struct SetArgs {
     /// The device
     pub(crate) name: String,
-    /// What to change: direct, file, badblocks, scheduler, or a parameter of the scheduler
+    /// What to change: direct, file, badblocks, slow, scheduler, or a parameter of the scheduler
     #[arg(value_name = "KEY=VALUE")]
     pub(crate) change: String,
 }

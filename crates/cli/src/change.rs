@@ -6,7 +6,7 @@ use crate::listing::{block_on, client_of, run_dir};
 use crate::plan;
 use crate::progress::shown;
 use engine::change::Change;
-use engine::spec::{Bytes, Direct, is_scheduler_parameter, parse_scheduler};
+use engine::spec::{Bytes, Direct, is_scheduler_parameter, parse_scheduler, parse_time};
 use std::process::ExitCode;
 
 pub(crate) fn resize(args: &ResizeArgs) -> Result<ExitCode, Failure> {
@@ -28,6 +28,11 @@ pub(crate) fn set(args: &SetArgs) -> Result<ExitCode, Failure> {
             let path = std::path::absolute(path).map_err(|why| Failure::new("set", &args.name, why))?;
             Change::File(path)
         }
+        Some(("slow", "off")) => Change::Slow(None),
+        Some(("slow", time)) => {
+            let limit = parse_time(time).map_err(|why| usage(why.to_string()))?;
+            Change::Slow(Some(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)))
+        }
         Some(("badblocks", range)) => Change::BadBlocks(range.to_owned()),
         Some(("scheduler", text)) => {
             parse_scheduler(text).map_err(|why| usage(why.to_string()))?;
@@ -38,7 +43,7 @@ pub(crate) fn set(args: &SetArgs) -> Result<ExitCode, Failure> {
         }
         _ => {
             let why = format!(
-                "\"{}\" cannot be changed (there are direct=on|off|auto, file=PATH, badblocks=+FIRST-LAST, \
+                "\"{}\" cannot be changed (there are direct=on|off|auto, file=PATH, badblocks=+FIRST-LAST, slow=TIME|off, \
                  scheduler=NAME and the parameters of schedulers)",
                 args.change
             );

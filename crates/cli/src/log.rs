@@ -1,25 +1,193 @@
-//! What the engine says while it serves, as lines on stderr: `blockyard: error: message, key value`.
+//! The log: what the engine says while it serves, as text, `key=value` or JSON, on stderr or in the journal.
+//!
+//! Whoever says something puts it into a channel of fixed size and goes on; a thread of the log's own writes it. What
+//! finds no room is counted, and the count is written with the next line: neither I/O nor the control plane waits for a
+//! full pipe or a stuck journal. Quiet by default: warnings and errors only.
+//!
+//! *Invariant:* at most [`ROOM`] lines wait, each of a few KiB.
 
+mod journal;
+mod lines;
+
+use journal::Journal;
+pub(crate) use lines::Format;
 use std::fmt::{Debug, Write};
+use std::io::Write as _;
+use std::str::FromStr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, SystemTime};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
+use tracing::{Event, Metadata, Subscriber};
 
-/// Everything down to this level is said; nothing on the I/O path says anything.
-struct Stderr(Level);
+pub(crate) use tracing::Level;
 
-/// From now on. `verbose`: also what is merely good to know.
-pub(crate) fn start(verbose: bool) {
-    let level = if verbose { Level::INFO } else { Level::WARN };
-    // Only tests could have started another one before, and theirs is as good.
-    let _ = tracing::subscriber::set_global_default(Stderr(level));
+/// Lines that may wait to be written.
+const ROOM: usize = 1024;
+/// The longest that a process waits at its end for its last lines to be written.
+const LAST_LINES: Duration = Duration::from_secs(1);
+/// The longest text of one field, in bytes.
+const FIELD_MAX: usize = 4096;
+
+/// Where lines go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum To {
+    /// The journal if stderr is connected to it, else stderr.
+    Auto,
+    Stderr,
+    Journal,
 }
 
-impl Subscriber for Stderr {
+/// How the log is to be written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct LogSpec {
+    pub(crate) format: Format,
+    pub(crate) level: Option<Level>,
+    pub(crate) to: To,
+}
+
+impl FromStr for LogSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<LogSpec, String> {
+        let mut spec = LogSpec { format: Format::Text, level: None, to: To::Auto };
+        for word in text.split(',').filter(|word| !word.is_empty()) {
+            match word.split_once('=').unwrap_or((word, "")) {
+                ("text", "") => spec.format = Format::Text,
+                ("kv", "") => spec.format = Format::KeyValue,
+                ("json", "") => spec.format = Format::Json,
+                ("level", "error") => spec.level = Some(Level::ERROR),
+                ("level", "warn") => spec.level = Some(Level::WARN),
+                ("level", "info") => spec.level = Some(Level::INFO),
+                ("level", "debug") => spec.level = Some(Level::DEBUG),
+                ("to", "auto") => spec.to = To::Auto,
+                ("to", "stderr") => spec.to = To::Stderr,
+                ("to", "journal") => spec.to = To::Journal,
+                _ => {
+                    return Err(format!(
+                        "\"{word}\" is not understood (write text, kv or json, level=error|warn|info|debug, to=auto|stderr|journal)"
+                    ));
+                }
+            }
+        }
+        Ok(spec)
+    }
+}
+
+/// Something that was said.
+pub(crate) struct Line {
+    at: SystemTime,
+    level: Level,
+    message: String,
+    fields: Vec<(&'static str, String)>,
+}
+
+enum Mail {
+    Line(Line),
+    /// All that was said before has been written when this is dropped.
+    Mark(SyncSender<()>),
+}
+
+/// The way to the thread that writes.
+struct Log {
+    level: Level,
+    mail: SyncSender<Mail>,
+    lost: &'static AtomicU64,
+}
+
+static LOG: OnceLock<Log> = OnceLock::new();
+/// Lines that found no room since the last that was written.
+static LOST: AtomicU64 = AtomicU64::new(0);
+
+/// From now on. `verbose`: also what is merely good to know, unless the level was said.
+pub(crate) fn start(spec: LogSpec, verbose: bool) {
+    let level = spec.level.unwrap_or(if verbose { Level::INFO } else { Level::WARN });
+    let (mail, inbox) = sync_channel(ROOM);
+    if LOG.set(Log { level, mail, lost: &LOST }).is_err() {
+        return;
+    }
+    let journal = match spec.to {
+        To::Stderr => None,
+        To::Auto => Journal::of_stderr(),
+        To::Journal => Some(Journal::default()),
+    };
+    let writer = Writer { format: spec.format, journal };
+    // Without a thread nothing is said, which is no reason not to serve.
+    let _ = std::thread::Builder::new().name("log".to_owned()).spawn(move || writer.run(&inbox));
+    // Only tests could have started another one before, and theirs is as good.
+    let _ = tracing::subscriber::set_global_default(Said);
+}
+
+/// Say something whatever the level is: it was asked for.
+pub(crate) fn say(level: Level, message: &str, fields: Vec<(&'static str, String)>) {
+    if let Some(log) = LOG.get() {
+        log.put(Line { at: SystemTime::now(), level, message: message.to_owned(), fields });
+    }
+}
+
+/// Wait until what was said is written, if that can be soon.
+pub(crate) fn finish() {
+    let Some(log) = LOG.get() else { return };
+    let (mark, reached) = sync_channel(0);
+    if log.mail.try_send(Mail::Mark(mark)).is_ok() {
+        let _ = reached.recv_timeout(LAST_LINES);
+    }
+}
+
+impl Log {
+    fn put(&self, line: Line) {
+        if self.mail.try_send(Mail::Line(line)).is_err() {
+            self.lost.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+/// The thread that writes.
+struct Writer {
+    format: Format,
+    journal: Option<Journal>,
+}
+
+impl Writer {
+    fn run(self, inbox: &Receiver<Mail>) {
+        while let Ok(mail) = inbox.recv() {
+            let line = match mail {
+                Mail::Line(line) => line,
+                Mail::Mark(mark) => {
+                    drop(mark);
+                    continue;
+                }
+            };
+            let lost = LOST.swap(0, Relaxed);
+            if lost > 0 {
+                let fields = vec![("lines", lost.to_string())];
+                let message = "lines of the log were lost: they came faster than they are written".to_owned();
+                self.write(&Line { at: line.at, level: Level::WARN, message, fields });
+            }
+            self.write(&line);
+        }
+    }
+
+    fn write(&self, line: &Line) {
+        let is_taken = self.journal.as_ref().is_some_and(|journal| journal.send(line).is_ok());
+        if !is_taken {
+            // Nobody can be told that nobody can be told.
+            let _ = std::io::stderr().lock().write_all(lines::text(self.format, line).as_bytes());
+        }
+    }
+}
+
+/// What the engine says comes here.
+struct Said;
+
+impl Subscriber for Said {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         // Libraries have their say only when it is serious.
         let own = metadata.target().starts_with("blockyard");
-        *metadata.level() <= if own { self.0 } else { Level::WARN }
+        let level = LOG.get().map_or(Level::WARN, |log| log.level);
+        *metadata.level() <= if own { level } else { level.min(Level::WARN) }
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -31,14 +199,11 @@ impl Subscriber for Stderr {
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let mut line = Line::default();
-        event.record(&mut line);
-        let level = match *event.metadata().level() {
-            Level::ERROR => "error: ",
-            Level::WARN => "warning: ",
-            _ => "",
-        };
-        eprintln!("blockyard: {level}{}{}", line.message, line.fields);
+        let Some(log) = LOG.get() else { return };
+        let mut gathered = Gathered { message: String::new(), fields: Vec::new() };
+        event.record(&mut gathered);
+        let Gathered { message, fields } = gathered;
+        log.put(Line { at: SystemTime::now(), level: *event.metadata().level(), message, fields });
     }
 
     fn enter(&self, _: &Id) {}
@@ -46,23 +211,57 @@ impl Subscriber for Stderr {
     fn exit(&self, _: &Id) {}
 }
 
-#[derive(Default)]
-struct Line {
+struct Gathered {
     message: String,
-    fields: String,
+    fields: Vec<(&'static str, String)>,
 }
 
-impl Visit for Line {
+impl Visit for Gathered {
     fn record_str(&mut self, field: &Field, value: &str) {
         self.record_debug(field, &format_args!("{value}"));
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        let mut text = String::new();
         // Writing to a string does not fail.
-        if field.name() == "message" {
-            let _ = write!(self.message, "{value:?}");
-        } else {
-            let _ = write!(self.fields, ", {} {value:?}", field.name());
+        let _ = write!(text, "{value:?}");
+        if text.len() > FIELD_MAX {
+            let end = text.floor_char_boundary(FIELD_MAX);
+            text.truncate(end);
         }
+        if field.name() == "message" {
+            self.message = text;
+        } else {
+            self.fields.push((field.name(), text));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_specification_is_read_and_nonsense_refused() {
+        let spec: LogSpec = "json,level=debug,to=journal".parse().expect("it is one");
+        assert_eq!((spec.format, spec.level, spec.to), (Format::Json, Some(Level::DEBUG), To::Journal));
+        assert_eq!("".parse(), Ok(LogSpec { format: Format::Text, level: None, to: To::Auto }));
+        for text in ["xml", "level=loud", "to=/dev/null", "json=1", "level"] {
+            assert!(text.parse::<LogSpec>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn lines_beyond_the_room_are_counted_and_nobody_waits() {
+        static LOST_HERE: AtomicU64 = AtomicU64::new(0);
+        let (mail, inbox) = sync_channel(2);
+        let log = Log { level: Level::WARN, mail, lost: &LOST_HERE };
+        for _ in 0..5 {
+            let line =
+                Line { at: SystemTime::now(), level: Level::WARN, message: "x".into(), fields: vec![] };
+            log.put(line);
+        }
+        assert_eq!(LOST_HERE.load(Relaxed), 3);
+        assert_eq!(inbox.try_iter().count(), 2);
     }
 }

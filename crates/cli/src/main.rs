@@ -18,6 +18,7 @@ mod choice;
 mod del;
 mod dmsetup;
 mod failure;
+mod inflight;
 mod limits;
 mod listing;
 mod log;
@@ -48,7 +49,9 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return failure::usage(&error),
     };
-    match run(cli.command) {
+    let ended = run(cli.command);
+    log::finish();
+    match ended {
         Ok(code) => code,
         Err(failure) => {
             let code = failure.report();
@@ -72,6 +75,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Resize(args) => change::resize(&args),
         Command::Commit(args) => change::commit(&args),
         Command::Set(args) => change::set(&args),
+        Command::Inflight(args) => inflight::inflight(&args),
         Command::Limits(args) => limits::limits(&args),
         Command::Suspend(args) => change::suspend(&args),
         Command::Resume(args) => change::resume(&args),

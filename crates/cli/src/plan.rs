@@ -4,7 +4,7 @@ use crate::args::ServeArgs;
 use crate::failure::Failure;
 use engine::spec::{
     DeviceName, FuseSpec, LayerSpec, NbdAddress, StackSpec, TableSpec, TlsSpec, UblkSpec, check_limits,
-    parse_scheduler, with_scheduler,
+    parse_scheduler, parse_time, with_scheduler,
 };
 use engine::topology::{DeviceSpec, ExportKind, ExportSpec, NbdOptions, Topology};
 use std::fmt::Display;
@@ -49,6 +49,7 @@ pub(crate) fn topology(what: &str, args: &ServeArgs) -> Result<Topology, Failure
         layers,
         limits: args.limits.clone(),
         depth: args.depth,
+        slow: args.slow.as_deref().map(|text| slow(what, text)).transpose()?,
         line: 0,
     };
     let topology = Topology {
@@ -70,7 +71,13 @@ pub(crate) fn device(what: &str, stack: &str, layers: &[String]) -> Result<Devic
     let stack = parsed::<StackSpec>(what, stack)?.rooted(&here);
     let layers = layers.iter().map(|layer| Ok(parsed::<LayerSpec>(what, layer)?.rooted(&here)));
     let layers = layers.collect::<Result<_, Failure>>()?;
-    Ok(DeviceSpec { name: stack.derived_name(), stack, layers, limits: None, depth: None, line: 0 })
+    let name = stack.derived_name();
+    Ok(DeviceSpec { name, stack, layers, limits: None, depth: None, slow: None, line: 0 })
+}
+
+/// From how long on a request is slow.
+fn slow(what: &str, text: &str) -> Result<std::time::Duration, Failure> {
+    parse_time(text).map_err(|why| Failure::usage(what, "--slow", why))
 }
 
 /// At least one: without an address, the NBD socket in the run directory, which a service manager's

@@ -8,6 +8,7 @@ use engine::cycle;
 use engine::glance::Glance;
 use engine::host::Host;
 use engine::rundir::{NameClaim, RunDir};
+use engine::slow::InFlightList;
 use engine::spec::DeviceName;
 use engine::tables::{TableAnswer, TableCall};
 use engine::trace::TraceOptions;
@@ -147,6 +148,10 @@ impl Yard for Served {
 
     fn counted(&self, name: &str) -> Option<Counted> {
         self.host.counted(name)
+    }
+
+    fn in_flight<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<InFlightList, ControlError>> {
+        Yard::in_flight(&*self.host, name)
     }
 
     fn change<'a>(&'a self, name: &'a str, change: Change) -> BoxFuture<'a, Result<(), ControlError>> {

@@ -7,6 +7,7 @@ use crate::args::{RunArgs, ServeArgs, UpArgs};
 use crate::attach;
 use crate::choice::{self, Choice};
 use crate::failure::Failure;
+use crate::inflight;
 use crate::listing::run_dir;
 use crate::made::Made;
 use crate::plan;
@@ -106,7 +107,7 @@ pub(crate) fn start(
 ) -> Result<ExitCode, Failure> {
     let run = run_dir(what)?;
     run.create().map_err(|why| Failure::new(what, "", why))?;
-    crate::log::start(args.verbose);
+    crate::log::start(args.log, args.verbose);
     attach::raise_file_limit();
     let is_for_kernel = |export: &ExportSpec| match export.kind {
         ExportKind::Ublk(_) | ExportKind::NbdDevice(_) | ExportKind::Loop(_) | ExportKind::Default(_) => true,
@@ -142,6 +143,7 @@ impl Serving {
 
     async fn run(mut self, mut topology: Topology) -> Result<ExitCode, Failure> {
         let mut signals = Signals::new().map_err(|why| self.failure("", why))?;
+        let asked = Signals::user().map_err(|why| self.failure("", why))?;
         let mut control = self.run.control_socket().map_err(|why| self.failure("", why))?;
         let claims = self.claim_names(&mut topology)?;
         let host = Host::start(&topology.host_config()).map_err(|why| self.failure("", why))?;
@@ -176,6 +178,8 @@ impl Serving {
         if let Some(page) = &page {
             ready += &self.ready_line("*", &ShownAt { kind: "web", address: page.url().to_owned() });
         }
+        let slow = tokio::spawn(engine::slow::watch(host.clone()));
+        let lister = tokio::spawn(inflight::on_signal(host.clone(), asked));
         let told = self.tell_ready(&ready, &topology);
         if told.is_ok() {
             tokio::select! {
@@ -185,6 +189,7 @@ impl Serving {
                     tokio::time::sleep(LAST_ANSWERS_TAKEN).await;
                     served.release();
                     control.remove();
+                    crate::log::finish();
                     // Nothing is under way any more, and whatever is shown stays.
                     std::process::exit(0);
                 }
@@ -195,7 +200,9 @@ impl Serving {
         remover.abort();
         chores.abort();
         drop(page);
+        slow.abort();
         let ended = self.drain(&host, &served, &control, &mut signals).await;
+        lister.abort();
         drop(stop);
         // Whoever has not taken an answer by now does not want it.
         let _ = tokio::time::timeout(LAST_ANSWERS, answers).await;
@@ -416,6 +423,7 @@ impl Serving {
             signal = next() => {
                 served.release();
                 control.remove();
+                crate::log::finish();
                 std::process::exit(status_of(signal).into());
             }
         };

@@ -1,4 +1,4 @@
-//! The signals that end a process that serves: the first one politely, the second one at once.
+//! The signals that end a process that serves, the first one politely, the second one at once; and the one that asks.
 
 use std::io;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -18,6 +18,11 @@ impl Signals {
             terminate: signal(SignalKind::terminate())?,
             hang_up: signal(SignalKind::hangup())?,
         })
+    }
+
+    /// SIGUSR1, kept from the moment this is made: somebody asks what is under way. Must be called within a runtime.
+    pub(crate) fn user() -> io::Result<Signal> {
+        signal(SignalKind::user_defined1())
     }
 
     /// The next one's number.

@@ -53,6 +53,7 @@ fn program() -> std::io::Result<std::path::PathBuf> {
 async fn watch(what: &str, run: &RunDir, mut child: Child, detached: bool) -> Result<ExitCode, Failure> {
     let fail = |why: std::io::Error| Failure::new(what, "", why);
     let mut signals = Signals::new().map_err(fail)?;
+    let mut asked = Signals::user().map_err(fail)?;
     let mut deaths: Vec<Instant> = Vec::new();
     let mut name = None;
     let mut ending = false;
@@ -66,6 +67,11 @@ async fn watch(what: &str, run: &RunDir, mut child: Child, detached: bool) -> Re
                     ending = true;
                     if let Some(pid) = Pid::from_raw(pid as i32) {
                         let _ = kill_process(pid, Signal::TERM);
+                    }
+                }
+                _ = asked.recv() => {
+                    if let Some(pid) = Pid::from_raw(pid as i32) {
+                        let _ = kill_process(pid, Signal::USR1);
                     }
                 }
             }

@@ -50,6 +50,8 @@ pub enum Change {
         /// Those that were set before go.
         reset: bool,
     },
+    /// Tell of requests in the log that take so many nanoseconds; `None`: of none.
+    Slow(Option<u64>),
     /// Write the overlay down into what it stands over.
     Commit,
     /// Hold requests back until it is resumed.
@@ -160,7 +162,7 @@ impl Host {
         for user in tower.iter().filter(|user| !Arc::ptr_eq(user, &device)) {
             turns.push(user.turn.lock().await);
         }
-        if !matches!(change, Change::Resize { .. } | Change::Resume | Change::Trace(_))
+        if !matches!(change, Change::Resize { .. } | Change::Resume | Change::Trace(_) | Change::Slow(_))
             && self.is_passed_by(&device)
         {
             return Err(ChangeError::PassedBy.into());
@@ -191,6 +193,11 @@ impl Host {
             Change::Scheduler(text) => self.set_scheduler(&device, &text).await,
             Change::Parameter { name, value } => Ok(Host::set_parameter(&device, &name, &value)?),
             Change::Leave => self.leave_device(name).await,
+            Change::Slow(limit) => {
+                device.slow.set(limit.map(Duration::from_nanos));
+                self.refresh_slow(&device).await;
+                Ok(())
+            }
             Change::Limits { set, reset } => self.change_limits(&device, &set, reset).await,
             Change::Commit => self.commit(&device).await,
             Change::Resume => self.resume_with_loaded(&device).await,

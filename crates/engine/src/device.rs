@@ -7,6 +7,7 @@ use crate::dial::DialError;
 use crate::glance::Lanes;
 use crate::limits::Told;
 use crate::reactor::Nudge;
+use crate::slow::SlowLog;
 use crate::spec::{DeviceName, Format, LayerSpec, StackSpec};
 use crate::trace::Session;
 pub use crate::tree::TableError;
@@ -42,6 +43,8 @@ pub struct DeviceConfig {
     pub limits: String,
     /// Requests in flight on each hardware queue.
     pub depth: u16,
+    /// Requests that take so long are told of in the log; none: none are.
+    pub slow: Option<Duration>,
 }
 
 /// Why a device cannot be made.
@@ -163,6 +166,8 @@ pub struct Device {
     pub(crate) told: Mutex<Told>,
     /// Who looks at where its requests go; gone: nobody.
     glance: Mutex<Weak<Lanes>>,
+    /// What is said of slow requests.
+    pub(crate) slow: SlowLog,
 }
 
 impl Device {
@@ -190,6 +195,7 @@ impl Device {
             trace: Mutex::default(),
             told: Mutex::default(),
             glance: Mutex::default(),
+            slow: SlowLog::new(config.slow),
         })
     }
 

@@ -24,6 +24,7 @@ mod reactor;
 pub mod replay;
 pub mod rundir;
 mod scheduler;
+pub mod slow;
 pub mod spec;
 mod start;
 pub mod tables;

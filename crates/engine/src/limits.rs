@@ -188,6 +188,7 @@ mod tests {
             layers: layers.iter().map(|layer| layer.parse().expect("a layer")).collect(),
             limits: limits.to_owned(),
             depth: 8,
+            slow: None,
         }
     }
 

@@ -9,6 +9,7 @@
 //! of its requests is moving.
 
 use crate::device::{self, Device, DeviceError, Held, Mounted};
+use crate::slow::InFlightList;
 use block::Request;
 use exports::nbd::DeviceFacts;
 use exports::{Fronts, Turn};
@@ -64,6 +65,8 @@ enum Mail {
     Step(Arc<Device>, Step),
     /// Have the device's queues listened to by whoever traces it, or by nobody; answer when that is so.
     Listen(Arc<Device>, oneshot::Sender<()>),
+    /// Answer what is under way of the device.
+    UnderWay(Arc<Device>, oneshot::Sender<InFlightList>),
     /// Let the nodes of a queue look at what was brought to them.
     Nudge(QueueId),
     /// Answer: a turn has begun, and whether no request is on its way between a queue and the ublk driver.
@@ -161,6 +164,13 @@ impl Reactor {
         let (done, is_done) = oneshot::channel();
         self.post(Mail::Listen(device, done));
         is_done
+    }
+
+    /// What is under way of the device on this thread.
+    pub(crate) fn under_way(&self, device: Arc<Device>) -> oneshot::Receiver<InFlightList> {
+        let (answer, is_there) = oneshot::channel();
+        self.post(Mail::UnderWay(device, answer));
+        is_there
     }
 
     /// Stop the thread and wait for it. Its queues must have been retired.
@@ -282,6 +292,9 @@ impl State {
             for &id in &*finished {
                 let queue = self.queues.get_mut(id);
                 queue.account(now);
+                if queue.looks_for_slow() {
+                    live::tell_slow(queue, &self.hosted, self.number, now);
+                }
                 queue.swap_done(done);
                 for end in done.drain(..) {
                     if end.owner == SELF {
@@ -328,6 +341,7 @@ impl State {
                 self.positions(&device).for_each(|position| self.listen(position));
                 let _ = done.send(());
             }
+            Mail::UnderWay(device, answer) => drop(answer.send(self.under_way(&device))),
             Mail::Nudge(queue) => self.queues.nudge(queue),
             Mail::Turned(done) => drop(done.send(self.fronts.ublk.is_idle())),
             Mail::Stop => self.stopping = true,
@@ -402,7 +416,9 @@ impl State {
             (None, Some(sampler)) => Some(Box::new(sampler)),
             (Some(tracer), Some(sampler)) => Some(Box::new(trace::Both(tracer, sampler))),
         };
-        self.queues.get_mut(lane.queue).set_probe(probe);
+        let queue = self.queues.get_mut(lane.queue);
+        queue.set_probe(probe);
+        queue.look_for_slow(device.slow.limit_ns());
     }
 
     fn retire(&mut self, device: &Arc<Device>, done: oneshot::Sender<bool>) {

@@ -39,6 +39,7 @@ impl DeviceSpec {
             layers: self.layers.clone(),
             limits: self.limits.clone().unwrap_or_default(),
             depth: self.depth.unwrap_or(DEPTH),
+            slow: self.slow,
         }
     }
 }

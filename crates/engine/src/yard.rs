@@ -6,6 +6,7 @@ use crate::device::Device;
 use crate::glance::Glance;
 use crate::host::{Host, HostError};
 use crate::limits;
+use crate::slow::InFlightList;
 use crate::spec::StackSpec;
 use crate::tables::{self, TableAnswer, TableCall};
 use crate::trace::TraceOptions;
@@ -39,6 +40,13 @@ impl Yard for Host {
             None => queues.push(device.past()),
         }
         Some(Counted { uptime: device.uptime(), queues, nodes: device.nodes() })
+    }
+
+    fn in_flight<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<InFlightList, ControlError>> {
+        Box::pin(async move {
+            let device = Host::device(self, name).ok_or(ControlError::NotFound)?;
+            Ok(Host::in_flight(self, &device).await)
+        })
     }
 
     fn change<'a>(&'a self, name: &'a str, change: Change) -> BoxFuture<'a, Result<(), ControlError>> {
@@ -89,6 +97,9 @@ fn facts(device: &Device) -> BTreeMap<String, String> {
         }
     }
     facts.insert("scheduler".to_owned(), crate::scheduler::shown(device));
+    if let Some(slow) = device.slow.describe() {
+        facts.insert("slow requests".to_owned(), slow);
+    }
     if device.is_suspended() {
         facts.insert("suspended".to_owned(), "yes: its requests are held back (blockyard resume)".to_owned());
     }

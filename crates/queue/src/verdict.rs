@@ -7,6 +7,7 @@
 //! [`done`](Queue::done), reads the clock and calls [`Queue::account`].
 
 use crate::node::{Common, Spawn};
+use crate::slow::SlowNotes;
 use crate::stats::Ended;
 use crate::{ChildKind, Cx, Event, Nanos, Node, NodeId, Point, Probe, QueueId, QueueStats, Ring, Verdict};
 use block::{Bytes, Cookie, Data, Op, Request, Segment, Status, Tag};
@@ -254,6 +255,8 @@ pub struct Queue<R: Ring> {
     frozen: bool,
     /// Somebody listens.
     watched: bool,
+    /// What is noted of requests; none: nobody looks for slow ones.
+    slow: Option<Box<SlowNotes>>,
     depth: u16,
     /// So many of the first tags are named by the front-end, and never free.
     named: u16,
@@ -292,6 +295,7 @@ impl<R: Ring> Queue<R> {
             in_flight: 0,
             frozen: false,
             watched: false,
+            slow: None,
             depth: config.depth,
             named: 0,
             segments_per_tag: config.segments_per_tag,
@@ -431,6 +435,9 @@ impl<R: Ring> Queue<R> {
         slot.state = State::Moving;
         go_on(&mut self.seats, &slot.path[..usize::from(slot.depth)], ring.now());
         let holder = slot.path[usize::from(slot.depth) - 1];
+        if let Some(slow) = &mut self.slow {
+            slow.go_on(cookie, slot.start, holder, slot.depth, ring.now());
+        }
         let mut cx = Cx { common: &mut self.common, node: holder, ring };
         let verdict = self.seats[holder.index()].node.reap(cookie, &mut slot.req, result, &mut cx);
         self.advance(cookie.tag, verdict, ring);
@@ -445,6 +452,10 @@ impl<R: Ring> Queue<R> {
             slot.state = State::Moving;
             go_on(&mut self.seats, &slot.path[..usize::from(slot.depth)], ring.now());
             let node = slot.path[usize::from(slot.depth)];
+            if let Some(slow) = &mut self.slow {
+                let io = Cookie { tag, generation: slot.generation };
+                slow.go_on(io, slot.start, node, slot.depth + 1, ring.now());
+            }
             self.advance(tag, Verdict::Down(node), ring);
         }
         self.resume(ring);
@@ -481,6 +492,9 @@ impl<R: Ring> Queue<R> {
         }
         if std::mem::take(&mut self.common.merged) {
             self.stats.count_merges(&mut self.common.merges);
+        }
+        if self.slow.is_some() {
+            self.find_slow(now);
         }
         self.stats.in_flight(self.in_flight, now);
         for (seat, counts) in self.seats.iter().zip(self.stats.nodes()) {
@@ -555,6 +569,9 @@ impl<R: Ring> Queue<R> {
             self.parked.reserve(tags);
             self.ended.reserve(tags);
         }
+        let limit_ns = self.slow.as_ref().map(|slow| slow.limit_ns());
+        self.slow = None;
+        self.look_for_slow(limit_ns);
         Ok(old)
     }
 
@@ -585,31 +602,6 @@ impl<R: Ring> Queue<R> {
         self.done.push(Done { tag, owner: slot.owner, status });
     }
 
-    /// Ask the holders of requests that have taken too long to give up. A tag is freed only when its
-    /// holder says that it is over; the request then ends with [`Status::Timeout`]. Returns how many were
-    /// asked. One that is still held when the timeout has passed once more is asked again. Scans all
-    /// slots: call it a few times a second at most.
-    pub fn expire(&mut self, ring: &mut R) -> usize {
-        let Some(timeout_ns) = self.timeout_ns else { return 0 };
-        let now = ring.now();
-        let mut count = 0;
-        for (index, slot) in self.slots.iter_mut().enumerate() {
-            // Asked again each time that the timeout passes once more: what was cancelled may since have
-            // gone on to another path, or have been started anew, and be stuck there.
-            let due_ns = timeout_ns.saturating_mul(u64::from(slot.expired) + 1);
-            if slot.state != State::Held || now.since(slot.start) < due_ns {
-                continue;
-            }
-            slot.expired = slot.expired.saturating_add(1);
-            count += 1;
-            let holder = slot.path[usize::from(slot.depth) - 1];
-            let cookie = Cookie { tag: Tag(index as u16), generation: slot.generation };
-            let mut cx = Cx { common: &mut self.common, node: holder, ring };
-            self.seats[holder.index()].node.cancel(cookie, &mut cx);
-        }
-        count
-    }
-
     /// Carry a request, and the children that it and they start, until each is held, parked or done.
     #[inline]
     fn advance(&mut self, tag: Tag, verdict: Verdict, ring: &mut R) {
@@ -634,6 +626,9 @@ impl<R: Ring> Queue<R> {
             slot.replaced = false;
             slot.expired = 0;
             slot.state = State::Moving;
+            if let Some(slow) = &mut self.slow {
+                slow.spawned(parent.tag, tag, start);
+            }
             self.carry(tag, Verdict::Down(node), ring);
         }
     }
@@ -693,6 +688,12 @@ impl<R: Ring> Queue<R> {
                     slot = &mut self.slots[parent.tag.index()];
                     cx.node = slot.take_child_end(parent);
                     go_on(&mut self.seats, &slot.path[..usize::from(slot.depth)], cx.now());
+                    if let Some(slow) = &mut self.slow {
+                        slow.child_ended(parent.tag, tag, slot.depth);
+                        slow.go_on(parent, slot.start, cx.node, slot.depth, cx.now());
+                        // Where it stays, it goes on resting from now.
+                        slow.rest(parent.tag, slot.start, cx.now(), false);
+                    }
                     cx.common.spare[cx.node.index()].push(tag);
                     tag = parent.tag;
                     self.seats[cx.node.index()].node.child_end(parent, &mut slot.req, &child, status, &mut cx)
@@ -715,6 +716,9 @@ impl<R: Ring> Queue<R> {
                 if let Verdict::Held = verdict {
                     slot.state = State::Held;
                     rest(&mut self.seats, &slot.path[..usize::from(slot.depth)], cx.now());
+                    if let Some(slow) = &mut self.slow {
+                        slow.rest(tag, slot.start, cx.now(), false);
+                    }
                     return;
                 }
                 if let Verdict::Down(node) = verdict {
@@ -726,6 +730,9 @@ impl<R: Ring> Queue<R> {
                 // While it is parked it is not there: it will come again.
                 self.seats[cx.node.index()].entered -= 1;
                 rest(&mut self.seats, &slot.path[..usize::from(slot.depth) - 1], cx.now());
+                if let Some(slow) = &mut self.slow {
+                    slow.rest(tag, slot.start, cx.now(), true);
+                }
                 cx.probe_at(tag, slot.depth, &slot.req, Event::Requeued);
                 return self.parked.push_back(tag);
             };

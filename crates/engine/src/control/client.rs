@@ -1,6 +1,7 @@
 //! The client half: one request, one connection.
 
 use super::{Change, ControlError, DeviceInfo, DeviceStats, TableAnswer, TableCall, Version};
+use crate::slow::InFlightList;
 use crate::trace::TraceOptions;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
@@ -125,6 +126,14 @@ impl ControlClient {
     /// See [`ClientError`].
     pub async fn stats(&self, name: &str) -> Result<DeviceStats, ClientError> {
         self.get(&format!("/devices/{name}/stats")).await
+    }
+
+    /// What is under way of a device.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn in_flight(&self, name: &str) -> Result<InFlightList, ClientError> {
+        self.get(&format!("/devices/{name}/inflight")).await
     }
 
     /// Drains, flushes and removes a device. Takes as long as that does.

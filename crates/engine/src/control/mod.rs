@@ -5,6 +5,7 @@
 //! GET    /devices               all devices
 //! GET    /devices/NAME          one
 //! GET    /devices/NAME/stats    what it counted
+//! GET    /devices/NAME/inflight its requests that are under way
 //! POST   /devices/NAME/trace    trace it: `TraceOptions` in, a stream of `trace::wire` frames out
 //! PATCH  /devices/NAME          change it while it is served: a `Change`
 //! POST   /devices/NAME/table   ask its table something, or change it: a `TableCall`
@@ -27,6 +28,7 @@ pub use stats::{DeviceStats, Latency, LayerStats, OpStats, QueueFields};
 
 use crate::change::Change;
 use crate::glance::Glance;
+use crate::slow::InFlightList;
 use crate::tables::{TableAnswer, TableCall};
 use crate::trace::TraceOptions;
 use serde::{Deserialize, Serialize};
@@ -175,6 +177,12 @@ pub trait Yard: Send + Sync + 'static {
 
     /// What one of them counted up to now.
     fn counted(&self, name: &str) -> Option<Counted>;
+
+    /// What is under way of one of them.
+    fn in_flight<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<InFlightList, ControlError>> {
+        let _ = name;
+        Box::pin(async { Err(ControlError::NotFound) })
+    }
 
     /// Changes it while it is served.
     ///

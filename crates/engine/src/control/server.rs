@@ -1,6 +1,7 @@
 //! The server half: routes to a [`Yard`].
 
 use super::{Change, ControlError, DeviceInfo, DeviceStats, TableAnswer, TableCall, Version, Yard, metrics};
+use crate::slow::InFlightList;
 use crate::trace::TraceOptions;
 use axum::body::Body;
 use axum::extract::{Path, RawQuery, State};
@@ -41,6 +42,7 @@ fn routes(yard: Arc<dyn Yard>) -> Router {
         .route("/devices", get(devices))
         .route("/devices/{name}", get(device).delete(delete).patch(change))
         .route("/devices/{name}/stats", get(stats))
+        .route("/devices/{name}/inflight", get(in_flight))
         .route("/devices/{name}/trace", post(trace))
         .route("/devices/{name}/table", post(table))
         .fallback(|| async { error(StatusCode::NOT_FOUND, "there is nothing here (try /devices)") })
@@ -72,6 +74,13 @@ async fn device(State(yard): Shared, Path(name): Path<String>) -> Result<Json<De
 async fn stats(State(yard): Shared, Path(name): Path<String>) -> Result<Json<DeviceStats>, ControlError> {
     let counted = yard.counted(&name).ok_or(ControlError::NotFound)?;
     Ok(Json(DeviceStats::new(&name, &counted)))
+}
+
+async fn in_flight(
+    State(yard): Shared,
+    Path(name): Path<String>,
+) -> Result<Json<InFlightList>, ControlError> {
+    yard.in_flight(&name).await.map(Json)
 }
 
 async fn change(

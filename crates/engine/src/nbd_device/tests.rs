@@ -17,6 +17,7 @@ fn device(host: &Arc<Host>, name: &str, stack: &str) -> Arc<Device> {
         layers: Vec::new(),
         limits: String::new(),
         depth: 32,
+        slow: None,
     };
     host.add_device(&config).unwrap()
 }

@@ -6,10 +6,11 @@
 //! *Invariant:* the stack that was there before a swap is kept until the change is settled, so that a thread
 //! on which the swap fails can make all of them go back.
 
-use super::{Mail, State};
+use super::{Hosted, Mail, State};
 use crate::device::{Device, DeviceError, Held, Mounted};
+use crate::slow::{self, InFlightList, UNDER_WAY_MAX};
 use exports::nbd::DeviceFacts;
-use queue::Stack;
+use queue::{Nanos, Queue, Ring, Stack};
 use ring::KernelRing;
 use std::sync::Arc;
 use tokio::sync::oneshot;
@@ -146,5 +147,37 @@ impl State {
         if !hosted.device.is_held() {
             self.queues.touch(id).thaw(size, &mut self.ring);
         }
+    }
+
+    /// What is under way of a device.
+    pub(super) fn under_way(&mut self, device: &Arc<Device>) -> InFlightList {
+        let now = self.ring.now();
+        let mut list = InFlightList::default();
+        for position in self.positions(device) {
+            let hosted = &self.hosted[position];
+            let found = self.queues.get_mut(hosted.lane.queue).under_way(now, UNDER_WAY_MAX);
+            list.add(device, hosted.shown_as(), self.number, found);
+        }
+        list
+    }
+}
+
+impl Hosted {
+    /// Its number among the queues of its device, as `show` has them.
+    fn shown_as(&self) -> usize {
+        let lanes = self.device.lanes();
+        lanes.iter().position(|lane| Arc::ptr_eq(lane, &self.lane.shown)).unwrap_or_default()
+    }
+}
+
+/// Say which requests of a queue were slow, if any.
+pub(super) fn tell_slow(queue: &mut Queue<KernelRing>, hosted: &[Hosted], reactor: usize, now: Nanos) {
+    let mut found = Vec::new();
+    let missed = queue.take_slow(|slow| found.push(slow));
+    if found.is_empty() {
+        return;
+    }
+    if let Some(hosted) = hosted.iter().find(|hosted| hosted.lane.queue == queue.id()) {
+        slow::tell(&hosted.device, reactor, hosted.shown_as(), &found, missed, now);
     }
 }

@@ -87,6 +87,8 @@ pub struct DeviceSpec {
     pub limits: Option<String>,
     /// Requests in flight on each hardware queue; none: the host's default.
     pub depth: Option<u16>,
+    /// Requests that take so long are told of in the log.
+    pub slow: Option<std::time::Duration>,
     /// Where it was described; 0 on a command line.
     pub line: u32,
 }

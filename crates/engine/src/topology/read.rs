@@ -12,7 +12,8 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 const TOP_KEYS: &[&str] = &["device", "export", "poll", "queues", "ring"];
-const DEVICE_KEYS: &[&str] = &["stack", "table", "multipath", "layers", "limits", "scheduler", "depth"];
+const DEVICE_KEYS: &[&str] =
+    &["stack", "table", "multipath", "layers", "limits", "scheduler", "depth", "slow"];
 const EXPORT_KEYS: &[&str] = &[
     "device",
     "fuse",
@@ -147,8 +148,27 @@ impl Reader<'_> {
         let layers = self.scheduled(at, layers);
         let limits = self.limits(at);
         let depth = self.number(at, "depth", DEPTH_MAX);
+        let slow = self.time(at, "slow");
         let (name, stack): (DeviceName, StackSpec) = (name?, stack?);
-        Some(DeviceSpec { name, stack: stack.rooted(self.base), layers, limits, depth, line })
+        let stack = stack.rooted(self.base);
+        Some(DeviceSpec { name, stack, layers, limits, depth, slow, line })
+    }
+
+    /// A time as on a command line.
+    fn time(&mut self, at: At<'_>, key: &str) -> Option<std::time::Duration> {
+        let value = at.table.get(key)?;
+        let path = join(at.path, key);
+        let Some(text) = value.get_ref().as_str() else {
+            self.wrong_type(value, &path, "a string such as \"20ms\"");
+            return None;
+        };
+        match crate::spec::parse_time(text) {
+            Ok(time) => Some(time),
+            Err(why) => {
+                self.problem(value.span().start, path, why);
+                None
+            }
+        }
     }
 
     fn layers(&mut self, at: At<'_>) -> Vec<LayerSpec> {

@@ -14,6 +14,7 @@ fn config(stack: &str, layers: &[&str], limits: &str) -> DeviceConfig {
         layers: layers.iter().map(|layer| layer.parse().unwrap()).collect::<Vec<LayerSpec>>(),
         limits: limits.to_owned(),
         depth: 4,
+        slow: None,
     }
 }
 

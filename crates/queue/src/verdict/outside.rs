@@ -1,9 +1,11 @@
-//! What comes to a queue from outside its requests: sockets and alarms of its nodes, batches, and the end of the stack.
+//! What comes to a queue from outside its requests: sockets and alarms of its nodes, batches, the end of the stack, and
+//! questions about requests.
 
 use super::{Queue, State};
 use crate::node::Resumed;
+use crate::slow::SlowNotes;
 use crate::sockets::{NodeEvent, alarm_node};
-use crate::{Cx, NodeId, Ring};
+use crate::{Cx, Nanos, NodeId, Ring, Slow, Standing, UnderWay};
 use block::{Cookie, Tag};
 
 /// How often nodes are asked in one turn to start what they gathered, so that a node that always has more does not
@@ -88,5 +90,92 @@ impl<R: Ring> Queue<R> {
             let mut cx = Cx { common: &mut self.common, node: NodeId(number as u8), ring };
             seat.node.commit(&mut cx);
         }
+    }
+
+    /// Ask the holders of requests that have taken too long to give up. A tag is freed only when its
+    /// holder says that it is over; the request then ends with [`Status::Timeout`]. Returns how many were
+    /// asked. One that is still held when the timeout has passed once more is asked again. Scans all
+    /// slots: call it a few times a second at most.
+    pub fn expire(&mut self, ring: &mut R) -> usize {
+        let Some(timeout_ns) = self.timeout_ns else { return 0 };
+        let now = ring.now();
+        let mut count = 0;
+        for (index, slot) in self.slots.iter_mut().enumerate() {
+            // Asked again each time that the timeout passes once more: what was cancelled may since have
+            // gone on to another path, or have been started anew, and be stuck there.
+            let due_ns = timeout_ns.saturating_mul(u64::from(slot.expired) + 1);
+            if slot.state != State::Held || now.since(slot.start) < due_ns {
+                continue;
+            }
+            slot.expired = slot.expired.saturating_add(1);
+            count += 1;
+            let holder = slot.path[usize::from(slot.depth) - 1];
+            let cookie = Cookie { tag: Tag(index as u16), generation: slot.generation };
+            let mut cx = Cx { common: &mut self.common, node: holder, ring };
+            self.seats[holder.index()].node.cancel(cookie, &mut cx);
+        }
+        count
+    }
+
+    /// Look for requests that take so long or longer; `None`: for none.
+    pub fn look_for_slow(&mut self, limit_ns: Option<u64>) {
+        if self.slow.as_ref().map(|slow| slow.limit_ns()) != limit_ns {
+            self.slow = limit_ns.map(|limit| Box::new(SlowNotes::new(limit, self.slots.len())));
+        }
+    }
+
+    /// Whether it looks for slow requests.
+    pub fn looks_for_slow(&self) -> bool {
+        self.slow.is_some()
+    }
+
+    /// Look at those that ended this turn.
+    pub(super) fn find_slow(&mut self, now: Nanos) {
+        let Some(slow) = &mut self.slow else { return };
+        for end in &self.done {
+            let slot = &self.slots[end.tag.index()];
+            let took = now.since(slot.start);
+            if took >= slow.limit_ns() {
+                slow.find(end.tag, &slot.req, slot.start, end.status, took);
+            }
+        }
+    }
+
+    /// Hand each request that was found to be slow since the last call to `each`. How many more there were than a
+    /// turn has room for.
+    pub fn take_slow(&mut self, each: impl FnMut(Slow)) -> u64 {
+        let Some(slow) = &mut self.slow else { return 0 };
+        let (found, missed) = slow.take();
+        found.for_each(each);
+        missed
+    }
+
+    /// Requests that are under way, oldest first, at most `limit` of them, and how many there are. Scans all slots.
+    pub fn under_way(&self, now: Nanos, limit: usize) -> (Vec<UnderWay>, usize) {
+        let mut all: Vec<UnderWay> = Vec::new();
+        for (index, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.state != State::Free) {
+            let tag = Tag(index as u16);
+            // Where it waits for a thaw it has been handed to no node.
+            let is_waiting = slot.depth == 0 && slot.state == State::Parked;
+            all.push(UnderWay {
+                tag,
+                parent: slot.parent.map(|parent| parent.tag),
+                req: slot.req,
+                standing: match slot.state {
+                    _ if is_waiting => Standing::Waiting,
+                    State::Parked => Standing::Parked,
+                    State::Free | State::Moving | State::Held => Standing::Held,
+                },
+                node: match slot.depth {
+                    0 => None,
+                    depth => Some(slot.path[usize::from(depth) - 1]),
+                },
+                age_ns: now.since(slot.start),
+            });
+        }
+        let count = all.len();
+        all.sort_by_key(|request| std::cmp::Reverse(request.age_ns));
+        all.truncate(limit);
+        (all, count)
     }
 }

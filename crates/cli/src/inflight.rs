@@ -1,0 +1,113 @@
+//! `inflight`: the requests of a device that are under way; and the same of all devices in the log, on SIGUSR1.
+
+use crate::args::InflightArgs;
+use crate::failure::{Failure, print};
+use crate::listing::{block_on, client_of, run_dir};
+use crate::log::{self, Level};
+use engine::host::Host;
+use engine::slow::{InFlight, InFlightList};
+use std::fmt::Write;
+use std::process::ExitCode;
+use std::sync::Arc;
+use tokio::signal::unix::Signal;
+
+pub(crate) fn inflight(args: &InflightArgs) -> Result<ExitCode, Failure> {
+    let run = run_dir("inflight")?;
+    let client = client_of(&run, "inflight", &args.name)?;
+    let list = block_on("inflight", client.in_flight(&args.name))?;
+    let list = list.map_err(|why| Failure::new("inflight", &args.name, why))?;
+    if args.output.json {
+        // Plain structures with text for keys always have a JSON form.
+        print(&format!("{}\n", serde_json::to_string_pretty(&list).unwrap_or_default()));
+    } else {
+        print(&table(&list));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn milliseconds(nanos: u64) -> String {
+    format!("{}.{:03}", nanos / 1_000_000, nanos / 1_000 % 1_000)
+}
+
+fn node(request: &InFlight) -> &str {
+    request.node.as_deref().unwrap_or("-")
+}
+
+/// Columns as wide as their widest entry, two blanks between them. Nothing where nothing is under way.
+fn table(list: &InFlightList) -> String {
+    let mut rows =
+        vec![["QUEUE", "TAG", "OF", "OP", "SECTOR", "BYTES", "MS", "STATE", "AT"].map(str::to_owned)];
+    rows.extend(list.requests.iter().map(|request| {
+        [
+            request.queue.to_string(),
+            request.tag.to_string(),
+            request.parent.map_or_else(String::new, |parent| parent.to_string()),
+            request.op.clone(),
+            request.sector.to_string(),
+            request.bytes.to_string(),
+            milliseconds(request.age_ns),
+            request.state.clone(),
+            node(request).to_owned(),
+        ]
+    }));
+    let width = |i: usize| rows.iter().map(|row| row[i].len()).max().unwrap_or_default();
+    let widths: [usize; 9] = std::array::from_fn(width);
+    let mut text = String::new();
+    for row in rows.iter().filter(|_| !list.requests.is_empty()) {
+        let mut line = String::new();
+        for (i, (cell, width)) in row.iter().zip(widths).enumerate() {
+            // Numbers stand right.
+            let _ = match i {
+                0 | 1 | 2 | 4 | 5 | 6 => write!(line, "{cell:>width$}  "),
+                _ => write!(line, "{cell:<width$}  "),
+            };
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    if list.more > 0 {
+        let _ = writeln!(text, "and {} more", list.more);
+    }
+    for reactor in &list.silent {
+        let _ = writeln!(text, "reactor {reactor} does not answer");
+    }
+    text
+}
+
+/// Say in the log what is under way whenever the signal comes, until the future is dropped.
+pub(crate) async fn on_signal(host: Arc<Host>, mut signal: Signal) {
+    while signal.recv().await.is_some() {
+        for device in host.devices() {
+            let list = host.in_flight(&device).await;
+            tell(device.name().as_str(), &list);
+        }
+    }
+}
+
+fn tell(device: &str, list: &InFlightList) {
+    let fields =
+        vec![("device", device.to_owned()), ("requests", (list.requests.len() + list.more).to_string())];
+    log::say(Level::INFO, "requests in flight", fields);
+    for request in &list.requests {
+        let mut fields = vec![
+            ("device", request.device.clone()),
+            ("queue", request.queue.to_string()),
+            ("reactor", request.reactor.to_string()),
+            ("tag", request.tag.to_string()),
+            ("op", request.op.clone()),
+            ("sector", request.sector.to_string()),
+            ("bytes", request.bytes.to_string()),
+            ("node", node(request).to_owned()),
+            ("state", request.state.clone()),
+            ("age_ms", milliseconds(request.age_ns)),
+        ];
+        if let Some(parent) = request.parent {
+            fields.push(("parent", parent.to_string()));
+        }
+        log::say(Level::INFO, "in flight", fields);
+    }
+    for reactor in &list.silent {
+        let fields = vec![("device", device.to_owned()), ("reactor", reactor.to_string())];
+        log::say(Level::WARN, "a reactor does not answer", fields);
+    }
+}

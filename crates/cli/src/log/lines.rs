@@ -1,0 +1,151 @@
+//! A line of the log as text: for people, as `key=value` words, or as a JSON object.
+
+use super::{Level, Line};
+use std::fmt::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// How lines are written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Format {
+    /// `blockyard: warning: message, key value`.
+    Text,
+    /// `time=… level=warn message="…" key=value`.
+    KeyValue,
+    /// An object a line.
+    Json,
+}
+
+/// A line, with its end.
+pub(crate) fn text(format: Format, line: &Line) -> String {
+    match format {
+        Format::Text => plain(line),
+        Format::KeyValue => words(line),
+        Format::Json => object(line),
+    }
+}
+
+fn plain(line: &Line) -> String {
+    let level = match line.level {
+        Level::ERROR => "error: ",
+        Level::WARN => "warning: ",
+        _ => "",
+    };
+    let mut text = format!("blockyard: {level}{}", line.message);
+    for (name, value) in &line.fields {
+        // A value of a line of its own would look like another line.
+        let _ = write!(text, ", {name} {}", value.replace('\n', "\\n"));
+    }
+    text + "\n"
+}
+
+pub(super) fn level(level: Level) -> &'static str {
+    match level {
+        Level::ERROR => "error",
+        Level::WARN => "warn",
+        Level::INFO => "info",
+        _ => "debug",
+    }
+}
+
+/// As it is, or in quotes where it would not be one word.
+fn word(value: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_graphic() && !matches!(c, '"' | '=' | '\\');
+    if !value.is_empty() && value.chars().all(is_plain) { value.to_owned() } else { format!("{value:?}") }
+}
+
+fn words(line: &Line) -> String {
+    let mut text =
+        format!("time={} level={} message={}", time(line.at), level(line.level), word(&line.message));
+    for (name, value) in &line.fields {
+        let _ = write!(text, " {name}={}", word(value));
+    }
+    text + "\n"
+}
+
+fn object(line: &Line) -> String {
+    let mut object = serde_json::Map::new();
+    for (name, value) in &line.fields {
+        // Numbers stay numbers.
+        let value = value.parse::<serde_json::Number>().map_or_else(|_| value.as_str().into(), Into::into);
+        object.insert((*name).to_owned(), value);
+    }
+    object.insert("time".to_owned(), time(line.at).into());
+    object.insert("level".to_owned(), level(line.level).into());
+    object.insert("message".to_owned(), line.message.as_str().into());
+    format!("{}\n", serde_json::Value::Object(object))
+}
+
+/// In UTC, to the microsecond, as RFC 3339 has it.
+fn time(at: SystemTime) -> String {
+    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let (days, second) = (since.as_secs() / 86400, since.as_secs() % 86400);
+    let (year, month, day) = date(days);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    let micros = since.subsec_micros();
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z")
+}
+
+/// Year, month and day of so many days after 1970. Years begin in March here, so that a leap day is the last of one:
+/// 146,097 days make 400 years.
+fn date(days: u64) -> (u64, u64, u64) {
+    let days = days + 719_468;
+    let (era, of_era) = (days / 146_097, days % 146_097);
+    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let month = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * month + 2) / 5 + 1;
+    let is_next = month >= 10;
+    (era * 400 + year + u64::from(is_next), if is_next { month - 9 } else { month + 3 }, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn line() -> Line {
+        Line {
+            at: UNIX_EPOCH + Duration::from_micros(1_709_210_096_000_007),
+            level: Level::WARN,
+            message: "slow request".to_owned(),
+            fields: vec![("device", "disk".into()), ("sector", "8".into()), ("path", "file:0 21ms".into())],
+        }
+    }
+
+    #[test]
+    fn a_line_is_text_words_or_an_object() {
+        assert_eq!(
+            text(Format::Text, &line()),
+            "blockyard: warning: slow request, device disk, sector 8, path file:0 21ms\n"
+        );
+        assert_eq!(
+            text(Format::KeyValue, &line()),
+            "time=2024-02-29T12:34:56.000007Z level=warn message=\"slow request\" device=disk sector=8 path=\"file:0 21ms\"\n"
+        );
+        let object: serde_json::Value = serde_json::from_str(&text(Format::Json, &line())).expect("JSON");
+        assert_eq!((&object["level"], &object["sector"]), (&"warn".into(), &8.into()));
+        assert_eq!(object["time"], "2024-02-29T12:34:56.000007Z");
+    }
+
+    #[test]
+    fn a_value_of_several_lines_stays_on_one() {
+        let mut line = line();
+        line.fields = vec![("why", "first\nlevel=error".into())];
+        for format in [Format::Text, Format::KeyValue, Format::Json] {
+            assert_eq!(text(format, &line).lines().count(), 1, "{format:?}");
+        }
+    }
+
+    #[test]
+    fn days_are_dates() {
+        for (days, expected) in [
+            (0, (1970, 1, 1)),
+            (59, (1970, 3, 1)),
+            (11_016, (2000, 2, 29)),
+            (47_540, (2100, 2, 28)),
+            (47_541, (2100, 3, 1)),
+        ] {
+            assert_eq!(date(days), expected, "{days}");
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! Slow requests in the log, and requests that are under way.
+//!
+//! A device with a limit has its queues look for requests that take longer. What they find is said by the reactor that
+//! has the queue, at most [`LINES_MAX`] times a second for each device: the log takes a line without waiting. The rest is
+//! counted, and the count is said with the next line, or by the control plane once the second is over.
+
+use crate::device::Device;
+use crate::host::Host;
+use queue::{Nanos, NodeId, Slow, Standing, UnderWay, Visit};
+use serde::{Deserialize, Serialize};
+use std::fmt::Write;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Lines of one device in a second.
+const LINES_MAX: u32 = 10;
+const SECOND_NS: u64 = 1_000_000_000;
+/// Requests that one queue tells of when it is asked what is under way.
+pub(crate) const UNDER_WAY_MAX: usize = 256;
+/// How long a reactor may take to say what is under way on it.
+const ANSWER_TIME: Duration = Duration::from_secs(1);
+/// No limit.
+const OFF: u64 = u64::MAX;
+
+/// What a device says of its slow requests.
+#[derive(Debug)]
+pub(crate) struct SlowLog {
+    limit_ns: AtomicU64,
+    window: Mutex<Window>,
+}
+
+#[derive(Debug, Default)]
+struct Window {
+    began: Nanos,
+    lines: u32,
+    suppressed: u64,
+    /// Since the device was opened.
+    all: u64,
+}
+
+impl SlowLog {
+    pub(crate) fn new(limit: Option<Duration>) -> SlowLog {
+        let log = SlowLog { limit_ns: AtomicU64::new(OFF), window: Mutex::default() };
+        log.set(limit);
+        log
+    }
+
+    pub(crate) fn set(&self, limit: Option<Duration>) {
+        let nanos = limit.map_or(OFF, |limit| u64::try_from(limit.as_nanos()).unwrap_or(OFF));
+        self.limit_ns.store(nanos, Relaxed);
+    }
+
+    pub(crate) fn limit_ns(&self) -> Option<u64> {
+        Some(self.limit_ns.load(Relaxed)).filter(|&nanos| nanos != OFF)
+    }
+
+    /// What `show` says; nothing where there is no limit.
+    pub(crate) fn describe(&self) -> Option<String> {
+        let limit = crate::spec::format_time(Duration::from_nanos(self.limit_ns()?));
+        let all = self.window.lock().unwrap_or_else(PoisonError::into_inner).all;
+        Some(format!("{limit} or longer: {all} so far"))
+    }
+
+    /// Whether one more may be said now, and if so how many were not since the last.
+    fn admit(&self, now: Nanos, count: u64) -> Option<u64> {
+        let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+        window.all += count;
+        if now.since(window.began) >= SECOND_NS {
+            (window.began, window.lines) = (now, 0);
+        }
+        if window.lines == LINES_MAX {
+            window.suppressed += count;
+            return None;
+        }
+        window.lines += 1;
+        Some(std::mem::take(&mut window.suppressed))
+    }
+
+    /// Those that were not said, when the second in which they came is over.
+    fn overdue(&self, now: Nanos) -> Option<u64> {
+        let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_over = now.since(window.began) >= SECOND_NS && window.suppressed > 0;
+        is_over.then(|| std::mem::take(&mut window.suppressed))
+    }
+}
+
+/// Milliseconds, to the microsecond.
+fn milliseconds(nanos: u64) -> String {
+    format!("{}.{:03}", nanos / 1_000_000, nanos / 1_000 % 1_000)
+}
+
+/// A node in the words of a log: its name and number.
+fn name_of(nodes: &[(u8, &'static str)], node: NodeId) -> String {
+    let name = nodes.get(usize::from(node.0)).map_or("?", |(_, name)| *name);
+    format!("{name}:{}", node.0)
+}
+
+/// `split:0 21.400ms > file:1 21.100ms`: where it rested. What is behind a `>` stands below, and its time is a part of
+/// what is before; behind a comma, after it.
+fn path(nodes: &[(u8, &'static str)], visits: &[Visit]) -> String {
+    let mut text = String::new();
+    let mut above = None;
+    for visit in visits {
+        let between = match above {
+            None => "",
+            Some(depth) if visit.depth > depth => " > ",
+            Some(_) => ", ",
+        };
+        above = Some(visit.depth);
+        let _ = write!(text, "{between}{} {}ms", name_of(nodes, visit.node), milliseconds(visit.ns));
+    }
+    if text.is_empty() { "in one turn".to_owned() } else { text }
+}
+
+/// Say what a queue found; `missed`: how many more.
+pub(crate) fn tell(device: &Device, reactor: usize, queue: usize, found: &[Slow], missed: u64, now: Nanos) {
+    let nodes = device.nodes();
+    for slow in found {
+        let Some(suppressed) = device.slow.admit(now, 1) else { continue };
+        tracing::warn!(
+            device = %device.name(),
+            queue,
+            reactor,
+            tag = slow.tag.0,
+            op = slow.req.op.name(),
+            sector = slow.req.offset.0 >> 9,
+            bytes = slow.req.len.0,
+            total_ms = %milliseconds(slow.total_ns),
+            path = %path(&nodes, &slow.visits),
+            pieces = slow.pieces,
+            retries = slow.retries,
+            parks = slow.parks,
+            errno = slow.status.errno(),
+            suppressed,
+            "slow request"
+        );
+    }
+    if missed > 0
+        && let Some(suppressed) = device.slow.admit(now, missed)
+    {
+        tell_suppressed(device, suppressed + missed);
+    }
+}
+
+fn tell_suppressed(device: &Device, suppressed: u64) {
+    tracing::warn!(device = %device.name(), suppressed, "slow requests that were not told one by one");
+}
+
+/// Say how many slow requests were not said, until the future is dropped.
+pub async fn watch(host: Arc<Host>) {
+    loop {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        for device in host.devices() {
+            if let Some(suppressed) = device.slow.overdue(ring::clock()) {
+                tell_suppressed(&device, suppressed);
+            }
+        }
+    }
+}
+
+/// A request that is under way.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct InFlight {
+    /// Its device.
+    pub device: String,
+    /// Its hardware queue, as `show` numbers them.
+    pub queue: usize,
+    /// The reactor that has it.
+    pub reactor: usize,
+    /// Its tag.
+    pub tag: u16,
+    /// The tag of the one that it is a piece or a copy of.
+    pub parent: Option<u16>,
+    /// `read`, `write`, ….
+    pub op: String,
+    /// Where it begins.
+    pub sector: u64,
+    /// How long it is.
+    pub bytes: u64,
+    /// Where it is: a node by name and number; none: before the first.
+    pub node: Option<String>,
+    /// `held`, `parked` (there was no room, it is offered again) or `waiting` (for the device to go on).
+    pub state: String,
+    /// For how long it has been under way, in nanoseconds.
+    pub age_ns: u64,
+}
+
+/// What is under way of a device.
+#[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct InFlightList {
+    /// Oldest first of each queue.
+    pub requests: Vec<InFlight>,
+    /// How many more there are.
+    pub more: usize,
+    /// Reactors that did not answer: they do not turn.
+    pub silent: Vec<usize>,
+}
+
+impl InFlightList {
+    pub(crate) fn add(
+        &mut self,
+        device: &Device,
+        queue: usize,
+        reactor: usize,
+        (found, all): (Vec<UnderWay>, usize),
+    ) {
+        let nodes = device.nodes();
+        self.more += all - found.len();
+        self.requests.extend(found.into_iter().map(|request| {
+            InFlight {
+                device: device.name().to_string(),
+                queue,
+                reactor,
+                tag: request.tag.0,
+                parent: request.parent.map(|parent| parent.0),
+                op: request.req.op.name().to_owned(),
+                sector: request.req.offset.0 >> 9,
+                bytes: request.req.len.0,
+                node: request.node.map(|node| name_of(&nodes, node)),
+                state: match request.standing {
+                    Standing::Waiting => "waiting",
+                    Standing::Held => "held",
+                    Standing::Parked => "parked",
+                }
+                .to_owned(),
+                age_ns: request.age_ns,
+            }
+        }));
+    }
+}
+
+impl Host {
+    /// What is under way of a device. Takes a second at most.
+    pub async fn in_flight(&self, device: &Arc<Device>) -> InFlightList {
+        let asked: Vec<_> = self.reactors().iter().map(|reactor| reactor.under_way(device.clone())).collect();
+        let mut list = InFlightList::default();
+        let until = tokio::time::Instant::now() + ANSWER_TIME;
+        for (number, answer) in asked.into_iter().enumerate() {
+            match tokio::time::timeout_at(until, answer).await {
+                Ok(Ok(of_it)) => {
+                    list.requests.extend(of_it.requests);
+                    list.more += of_it.more;
+                }
+                // A reactor that is gone has none.
+                Ok(Err(_)) => {}
+                Err(_) => list.silent.push(number),
+            }
+        }
+        list
+    }
+
+    /// Have the queues of a device look for slow requests as it says now.
+    pub(crate) async fn refresh_slow(&self, device: &Arc<Device>) {
+        let told: Vec<_> = self.reactors().iter().map(|reactor| reactor.listen(device.clone())).collect();
+        for done in told {
+            // A reactor that is gone has no queue of it.
+            let _ = done.await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_lines_than_a_second_has_room_for_are_counted() {
+        let log = SlowLog::new(Some(Duration::from_millis(20)));
+        assert_eq!(log.limit_ns(), Some(20_000_000));
+        let at = |ms: u64| Nanos(10 * SECOND_NS + ms * 1_000_000);
+        let said: Vec<_> = (0..15).map(|_| log.admit(at(0), 1)).collect();
+        assert_eq!(said.iter().filter(|one| **one == Some(0)).count(), LINES_MAX as usize);
+        assert_eq!(log.overdue(at(500)), None, "the second is not over");
+        assert_eq!(log.admit(at(1001), 1), Some(5));
+        for _ in 0..12 {
+            log.admit(at(1002), 2);
+        }
+        assert_eq!(log.overdue(at(2500)), Some(6));
+        assert_eq!(log.overdue(at(2501)), None);
+        assert_eq!(log.describe().as_deref(), Some("20ms or longer: 40 so far"));
+        log.set(None);
+        assert_eq!((log.limit_ns(), log.describe()), (None, None));
+    }
+}

@@ -1,0 +1,137 @@
+//! What a server says of its requests: slow ones, those under way, as text, words, JSON and to a journal.
+
+use blockyard_tests::peer::Peer;
+use blockyard_tests::server::{Sandbox, Server, noise};
+use blockyard_tests::tools::{PATIENCE, until};
+use proto::nbd::{Command, CommandFlags, Request};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::os::unix::net::UnixDatagram;
+
+/// The lines of the log that have `message`, once there are some.
+fn lines(server: &Server, message: &str) -> Vec<Value> {
+    let found = || {
+        let log = server.log();
+        let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let found: Vec<Value> = lines.filter(|line| line["message"] == message).collect();
+        (!found.is_empty()).then_some(found)
+    };
+    until(PATIENCE, found).unwrap_or_else(|| panic!("no \"{message}\" in: {}", server.log()))
+}
+
+#[test]
+fn slow_requests_are_told_with_the_path_they_took() {
+    let sandbox = Sandbox::default();
+    let words =
+        ["--name", "disk", "--layer", "delay,write=60ms", "--limits", "max_sectors=16", "--log", "json"];
+    let server = sandbox.serve("null:8M", &words);
+    let mut peer = Peer::connect(&server.socket(), "disk");
+    peer.write(0, &noise(1, 8192), CommandFlags::NONE).expect("written");
+    sandbox.run(&["set", "disk", "slow=50ms"]).ok();
+    peer.read(4096, 512).expect("read");
+    peer.write(4096, &noise(1, 32768), CommandFlags::NONE).expect("written");
+    let slow = &lines(&server, "slow request")[0];
+    assert_eq!(
+        (&slow["level"], &slow["device"], &slow["op"]),
+        (&"warn".into(), &"disk".into(), &"write".into())
+    );
+    assert_eq!(
+        (&slow["sector"], &slow["bytes"], &slow["pieces"]),
+        (&8.into(), &32768.into(), &4.into()),
+        "{slow}"
+    );
+    assert!(slow["total_ms"].as_f64().is_some_and(|ms| ms >= 60.0), "{slow}");
+    let path = slow["path"].as_str().expect("a path");
+    assert!(path.starts_with("split:0 ") && path.contains(" > delay:1 "), "{path}");
+    let shown = sandbox.run(&["show", "disk"]).ok();
+    assert!(shown.contains("50ms or longer: "), "{shown}");
+    // More than a second has room for: the rest is counted.
+    for n in 0..40 {
+        let request = Request::new(Command::Write, n, n * 512, 512);
+        peer.send(request, &noise(n, 512));
+    }
+    (0..40).for_each(|_| assert!(peer.receive().error.is_none()));
+    let rest = lines(&server, "slow requests that were not told one by one");
+    assert!(rest[0]["suppressed"].as_u64() > Some(0), "{rest:?}");
+    sandbox.run(&["set", "disk", "slow=off"]).ok();
+    let before = lines(&server, "slow request").len();
+    peer.write(0, &noise(1, 512), CommandFlags::NONE).expect("written");
+    assert_eq!(
+        lines(&server, "slow request").len(),
+        before,
+        "before that, reads were quick, too: {}",
+        server.log()
+    );
+    let why = sandbox.run(&["set", "disk", "slow=20"]).failed_with(2);
+    assert!(why.contains("is not a time"), "{why}");
+}
+
+#[test]
+fn requests_under_way_are_shown_and_told_on_a_signal() {
+    let sandbox = Sandbox::default();
+    let words = ["--name", "disk", "--layer", "delay,write=700ms", "--log", "json", "--queues", "1"];
+    let server = sandbox.serve("null:8M", &words);
+    assert_eq!(sandbox.run(&["inflight", "disk"]).ok(), "");
+    let mut peer = Peer::connect(&server.socket(), "disk");
+    let under_way = loop {
+        peer.send(Request::new(Command::Write, 7, 2488 * 512, 4096), &noise(1, 4096));
+        let told: Value =
+            serde_json::from_str(&sandbox.run(&["inflight", "disk", "--json"]).ok()).expect("JSON");
+        // On a busy machine it may be over by now.
+        if let Some(one) = told["requests"].get(0) {
+            break one.clone();
+        }
+        assert!(peer.receive().error.is_none());
+    };
+    assert_eq!((&under_way["op"], &under_way["sector"]), (&"write".into(), &2488.into()), "{under_way}");
+    assert_eq!((&under_way["node"], &under_way["state"]), (&"delay:0".into(), &"held".into()));
+    assert_eq!((&under_way["bytes"], &under_way["queue"]), (&4096.into(), &0.into()));
+    // What a suspension holds back is nowhere yet.
+    sandbox.run(&["suspend", "disk"]).ok();
+    peer.send(Request::new(Command::Write, 8, 0, 512), &noise(1, 512));
+    let waiting = || {
+        let text = sandbox.run(&["inflight", "disk"]).ok();
+        text.contains("waiting").then_some(text)
+    };
+    let text = until(PATIENCE, waiting).expect("it waits");
+    assert!(text.starts_with("QUEUE  TAG  OF  OP "), "{text}");
+    server.signal(Signal::USR1);
+    let told = &lines(&server, "in flight")[0];
+    assert_eq!(
+        (&told["device"], &told["state"], &told["sector"]),
+        (&"disk".into(), &"waiting".into(), &0.into())
+    );
+    assert_eq!(lines(&server, "requests in flight")[0]["requests"], 1);
+    sandbox.run(&["resume", "disk"]).ok();
+    let missing = sandbox.run(&["inflight", "nothing"]).failed_with(1);
+    assert!(missing.contains("there is no such device"), "{missing}");
+}
+
+#[test]
+fn the_log_goes_to_a_journal_that_takes_it_and_to_stderr_else() {
+    let sandbox = Sandbox::default();
+    let journal = sandbox.path("journal");
+    let there = UnixDatagram::bind(&journal).expect("a socket");
+    there.set_read_timeout(Some(PATIENCE)).expect("a socket's option");
+    let address = format!("unix:{}", sandbox.path("disk.sock").display());
+    let words =
+        ["serve", "null:8M", "--name", "disk", "--nbd", &address, "--slow", "0", "--log", "to=journal"];
+    let server = sandbox.start(sandbox.blockyard(&words).env("BLOCKYARD_JOURNAL", &journal), 1);
+    let mut peer = Peer::connect(&server.socket(), "disk");
+    peer.read(2488 * 512, 4096).expect("read");
+    let mut bytes = [0; 16384];
+    let len = there.recv(&mut bytes).expect("a datagram");
+    let text = String::from_utf8_lossy(&bytes[..len]).into_owned();
+    for field in
+        ["PRIORITY=4", "SYSLOG_IDENTIFIER=blockyard", "BLOCKYARD_DEVICE=disk", "BLOCKYARD_SECTOR=2488"]
+    {
+        assert!(text.lines().any(|line| line == field), "{field}: {text}");
+    }
+    assert!(text.starts_with("MESSAGE=slow request device=disk "), "{text}");
+    assert_eq!(server.log(), "", "and nothing on stderr");
+    drop(there);
+    std::fs::remove_file(&journal).expect("it was there");
+    peer.read(0, 4096).expect("read");
+    until(PATIENCE, || server.log().contains("warning: slow request, device disk").then_some(()))
+        .expect("on stderr");
+}
