@@ -1,5 +1,5 @@
 //! The harness of docs/benchmarks: `./x bench core`, `./x bench nbd`, `./x bench loop`, `./x bench multipath`,
-//! `./x bench ublk`, `./x bench observability`.
+//! `./x bench ublk`, `./x bench observability`, `./x bench limits`.
 #![forbid(unsafe_code)]
 
 mod core;
@@ -7,6 +7,7 @@ mod devices;
 mod error;
 mod figures;
 mod fio;
+mod limits;
 mod loops;
 mod multipath;
 mod nbd;
@@ -24,13 +25,14 @@ fn main() -> ExitCode {
         Some((word, rest)) if word == "core" => core::main(rest),
         Some((word, rest)) if word == "instructions" => core::instructions(rest),
         Some((word, rest)) if word == "nbd" => nbd::main(rest),
+        Some((word, rest)) if word == "limits" => limits::main(rest),
         Some((word, rest)) if word == "loop" => loops::main(rest),
         Some((word, rest)) if word == "multipath" => multipath::main(rest),
         Some((word, rest)) if word == "observability" => observability::main(rest),
         Some((word, rest)) if word == "devices" => devices::main(rest),
         _ => {
             eprintln!(
-                "usage: blockyard-bench core|instructions|nbd|loop|multipath|devices|observability [OPTIONS]"
+                "usage: blockyard-bench core|instructions|limits|nbd|loop|multipath|devices|observability [OPTIONS]"
             );
             ExitCode::from(2)
         }

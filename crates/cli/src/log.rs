@@ -226,8 +226,8 @@ impl Visit for Gathered {
         // Writing to a string does not fail.
         let _ = write!(text, "{value:?}");
         if text.len() > FIELD_MAX {
-            let end = text.floor_char_boundary(FIELD_MAX);
-            text.truncate(end);
+            let end = (0..=FIELD_MAX).rev().find(|end| text.is_char_boundary(*end));
+            text.truncate(end.unwrap_or_default());
         }
         if field.name() == "message" {
             self.message = text;

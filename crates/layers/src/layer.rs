@@ -32,7 +32,7 @@ pub trait Layer<R: Ring>: Send + Sync {
     }
 
     /// Whether requests reach what stands below with the addresses that they came with: to a trace, the two are then
-    /// one device.
+    /// one device. Not of a layer that ends requests itself, as `flakey` does: that they ended shows at its own device.
     fn keeps_addresses(&self) -> bool {
         false
     }

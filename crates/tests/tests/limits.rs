@@ -76,7 +76,7 @@ fn blk_limits_are_shown_whole_and_refused_with_the_reason() {
     let mut peer = Peer::connect(&server.socket(), "disk");
     peer.write(0, &noise(1, 4096), CommandFlags::NONE).expect("it is served");
     for (word, code, why) in [
-        ("max_integrity_segments=1", 2, "read-only: nothing here has integrity data"),
+        ("max_integrity_segments=1", 2, "read-only: integrity data is never cut here"),
         ("atomic_write_max_bytes=4096", 2, "read-only: it is computed"),
         ("features=0", 2, "read-only: it says what stands below"),
         ("nonsense=1", 2, "there is no limit \"nonsense\""),

@@ -47,7 +47,7 @@ impl Field {
             "atomic_write_unit_min" => "it is computed (set atomic_write_hw_unit_min)",
             "atomic_write_unit_max" => "it is computed (set atomic_write_hw_unit_max)",
             "dma_pad_mask" => "nothing here pads memory",
-            "max_integrity_segments" => "nothing here has integrity data",
+            "max_integrity_segments" => "integrity data is never cut here",
             _ => "nothing here has write streams",
         })
     }

@@ -106,6 +106,11 @@ impl<R: Ring> Layer<R> for Delay {
         false
     }
 
+    /// As a layer. A target is a device of its own over others, as device-mapper's is.
+    fn keeps_addresses(&self) -> bool {
+        self.len.0 == 0
+    }
+
     fn node(&self, _: &Profile, below: &[NodeId]) -> Box<dyn Node<R>> {
         Box::new(DelayNode {
             classes: self.classes.map(|class| (below[class.device], class.start.bytes(), class.nanos)),

@@ -1,0 +1,238 @@
+//! `./x bench limits`: the queue limits' experiment, one device with the old defaults and without limits, in turn.
+//!
+//! A RAM disk of 5 MiB is served by NBD once and stays. Two jobs of fio write 2 MiB of it over and over in requests of
+//! 1 MiB. Each round measures the device as it is and with 255 sectors and 128 segments of 64 KiB, which are set and taken back while
+//! it is served; which comes first changes. The figures are those of `blockyard stat -x`, in iostat's columns, over one
+//! interval within fio's run.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+use crate::figures::{ratio, spread};
+use crate::options::{count, each};
+use crate::{fio, tools};
+
+/// What a driver that says nothing was given: `BLK_SAFE_MAX_SECTORS`, `BLK_MAX_SEGMENTS`, `BLK_MAX_SEGMENT_SIZE`.
+const DEFAULTS: [&str; 4] =
+    ["max_sectors=255", "max_segments=128", "max_segment_size=64K", "physical_block_size=512"];
+/// How long the server may take to start.
+const START: Duration = Duration::from_secs(20);
+
+const USAGE: &str = "\
+usage: ./x bench limits [OPTIONS]
+  --rounds N   (9)    --seconds N  of each measurement (3): 2 * N * (SECONDS + 2) seconds in all
+  --dir PATH          where the socket is for the time being
+";
+
+/// The columns that are told: their name in `stat`'s report, in ours, and what one is divided by.
+const COLUMNS: [(&str, &str, f64); 6] = [
+    ("w/s", "w/s", 1.0),
+    ("wkB/s", "wMB/s", 1024.0),
+    ("wareq-sz", "request, sectors", 0.5),
+    ("w_await", "w_await, ms", 1.0),
+    ("aqu-sz", "aqu-sz", 1.0),
+    ("util", "%util", 1.0),
+];
+
+struct Options {
+    rounds: usize,
+    seconds: u32,
+    folder: PathBuf,
+}
+
+/// What was measured of one way of serving: rounds of each column, then fio's MiB/s and its median latency.
+#[derive(Default)]
+struct Series {
+    columns: [Vec<f64>; COLUMNS.len()],
+    fio_mib: Vec<f64>,
+    fio_p50_us: Vec<f64>,
+}
+
+pub(crate) fn main(words: &[String]) -> ExitCode {
+    if words.iter().any(|word| word == "--help") {
+        print!("{USAGE}");
+        return ExitCode::SUCCESS;
+    }
+    match parse(words).and_then(|options| run(&options)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench limits: {}", error.0);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn parse(words: &[String]) -> Result<Options> {
+    let mut options = Options { rounds: 9, seconds: 3, folder: std::env::temp_dir() };
+    each(words, |name, value| {
+        match name {
+            "--rounds" => options.rounds = count(name, value)? as usize,
+            "--seconds" => options.seconds = count(name, value)?,
+            "--dir" => options.folder = value.into(),
+            _ => return Err(Error(format!("{name}: not an option\n\n{USAGE}"))),
+        }
+        Ok(())
+    })?;
+    Ok(options)
+}
+
+/// The program beside this one.
+fn program() -> Result<PathBuf> {
+    let own = std::env::current_exe().map_err(|error| Error(format!("this program: {error}")))?;
+    Ok(own.with_file_name("blockyard"))
+}
+
+/// The server; it ends with this.
+struct Server {
+    child: Child,
+    program: PathBuf,
+    run: PathBuf,
+    socket: PathBuf,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        let _ = self.child.wait();
+    }
+}
+
+impl Server {
+    fn start(folder: &Path) -> Result<Server> {
+        let (program, socket) = (program()?, folder.join("limits.sock"));
+        let child = Command::new(&program)
+            .args(["serve", "ram:5M", "--name", "limits", "--queues", "1", "--nbd"])
+            .arg(format!("unix:{}", socket.display()))
+            .env("BLOCKYARD_RUN", folder)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn();
+        let child = child.map_err(Error::at(&program))?;
+        let server = Server { child, program, run: folder.to_owned(), socket };
+        let started = Instant::now();
+        while std::os::unix::net::UnixStream::connect(&server.socket).is_err() {
+            if started.elapsed() > START {
+                return Err(Error("the server did not start".into()));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(server)
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(words).env("BLOCKYARD_RUN", &self.run);
+        command
+    }
+
+    fn set(&self, limits: &[&str]) -> Result<()> {
+        let words = [&["limits", "limits", "--reset"], limits].concat();
+        let said = self.command(&words).output().map_err(Error::at(&self.program))?;
+        match said.status.success() {
+            true => Ok(()),
+            false => Err(Error(String::from_utf8_lossy(&said.stderr).trim().to_owned())),
+        }
+    }
+
+    /// One measurement: fio runs a second longer at either end than what `stat` looks at.
+    fn measure(&self, seconds: u32, series: &mut Series) -> Result<()> {
+        let uri = format!("--uri=nbd+unix:///limits?socket={}", self.socket.display());
+        let runtime = format!("--runtime={}", seconds + 2);
+        let words = [
+            "fio",
+            "--name=write",
+            "--ioengine=nbd",
+            &uri,
+            "--rw=write",
+            "--bs=1m",
+            "--size=2m",
+            "--iodepth=1",
+            "--numjobs=2",
+            "--time_based",
+            &runtime,
+            "--group_reporting",
+            "--output-format=json",
+        ];
+        let (run, report) = std::thread::scope(|scope| {
+            let fio = scope.spawn(|| fio::run(&words, None));
+            std::thread::sleep(Duration::from_secs(1));
+            let interval = seconds.to_string();
+            let report = self.command(&["stat", "-x", "limits", &interval, "2", "--json"]).output();
+            (fio.join().unwrap_or_else(|_| Err(Error("fio's thread panicked".into()))), report)
+        });
+        let (run, report) = (run?, report.map_err(Error::at(&self.program))?);
+        let text = String::from_utf8_lossy(&report.stdout);
+        let last = text.lines().last().unwrap_or_default();
+        let report: Value = serde_json::from_str(last).map_err(|error| Error(format!("stat: {error}")))?;
+        for ((name, _, scale), values) in COLUMNS.iter().zip(&mut series.columns) {
+            let value = report["disk"][0][name].as_f64();
+            values.push(value.ok_or_else(|| Error(format!("stat does not tell {name}")))? / scale);
+        }
+        series.fio_mib.push(run.bytes / f64::from(1 << 20));
+        series.fio_p50_us.push(run.p50_us);
+        Ok(())
+    }
+}
+
+fn run(options: &Options) -> Result<()> {
+    tools::run(&["fio", "--version"])?;
+    let server = Server::start(&options.folder)?;
+    let (mut whole, mut split) = (Series::default(), Series::default());
+    for round in 0..options.rounds {
+        for turn in 0..2 {
+            if (round + turn) % 2 == 0 {
+                server.set(&[])?;
+                server.measure(options.seconds, &mut whole)?;
+            } else {
+                server.set(&DEFAULTS)?;
+                server.measure(options.seconds, &mut split)?;
+            }
+        }
+        eprintln!("round {} of {}", round + 1, options.rounds);
+    }
+    print!("{}", report(&split, &whole));
+    Ok(())
+}
+
+fn cell(values: &[f64]) -> String {
+    let (least, median, greatest) = spread(values);
+    format!("{median:.2} ({least:.2}..{greatest:.2})")
+}
+
+fn report(split: &Series, whole: &Series) -> String {
+    let mut text =
+        "| | 255 sectors, 128 segments | no limits | no limits : limits |\n|---|---|---|---|\n".to_owned();
+    let mut row = |name: &str, split: &[f64], whole: &[f64]| {
+        text += &format!("| {name} | {} | {} | {:.2} |\n", cell(split), cell(whole), ratio(whole, split));
+    };
+    for (i, (_, name, _)) in COLUMNS.iter().enumerate() {
+        row(name, &split.columns[i], &whole.columns[i]);
+    }
+    row("fio MiB/s", &split.fio_mib, &whole.fio_mib);
+    row("fio median, us", &split.fio_p50_us, &whole.fio_p50_us);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_has_a_row_for_each_column() {
+        let mut series = [Series::default(), Series::default()];
+        for (series, factor) in series.iter_mut().zip([1.0, 2.0]) {
+            series.columns.iter_mut().for_each(|column| column.push(4.0 * factor));
+            series.fio_mib.push(factor);
+            series.fio_p50_us.push(factor);
+        }
+        let text = report(&series[0], &series[1]);
+        assert_eq!(text.lines().count(), 2 + COLUMNS.len() + 2);
+        assert!(text.contains("| w_await, ms | 4.00 (4.00..4.00) | 8.00 (8.00..8.00) | 2.00 |"), "{text}");
+        assert!(parse(&["--rounds".into(), "0".into()]).is_err());
+    }
+}
