@@ -440,7 +440,7 @@ fn message(options: &Options) -> Result<(), Refusal> {
     let words: Vec<String> = words.join(" ").split_whitespace().map(str::to_owned).collect();
     let answer = ask("message", plain(name), &TableCall::Message { sector, words })?;
     if let Some(text) = answer.text {
-        print(&format!("{text}\n"));
+        print(&format!("{}\n", text.trim_end_matches('\n')));
     }
     Ok(())
 }

@@ -27,7 +27,7 @@ pub(crate) fn status(args: &StatusArgs) -> Result<ExitCode, Failure> {
 pub(crate) fn message(args: &MessageArgs) -> Result<ExitCode, Failure> {
     let call = TableCall::Message { sector: args.sector, words: args.words.clone() };
     if let Some(text) = ask("message", &args.name, &call)?.text {
-        print(&format!("{text}\n"));
+        print(&format!("{}\n", text.trim_end_matches('\n')));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -43,7 +43,7 @@ fn ask(what: &str, name: &str, call: &TableCall) -> Result<TableAnswer, Failure>
 fn show(targets: &[TargetAnswer], json: bool) -> Result<ExitCode, Failure> {
     if json {
         let text = serde_json::to_string(targets).map_err(|why| Failure::new("table", "", why))?;
-        print(&format!("{text}\n"));
+        print(&format!("{}\n", text.trim_end_matches('\n')));
     } else {
         print(&lines(targets, ""));
     }

@@ -282,6 +282,13 @@ impl Host {
             self.chores_came.notify_one();
             tables::resume(&next);
             device.set_suspended(false);
+            if let StackSpec::Table(table) = &next.stack {
+                for export in self.exports_of(device) {
+                    if let Err(error) = export.retabled(table) {
+                        tracing::error!(device = %device.name(), %error, "recover would bring the table before");
+                    }
+                }
+            }
         } else {
             self.put_back(device, next);
             if !was_suspended {

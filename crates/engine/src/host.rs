@@ -11,7 +11,7 @@ use crate::nbd::{Listener, NameTaken, Tls, TlsError};
 use crate::nbd_device::NbdDeviceError;
 use crate::reactor::{Attach, Reactor};
 use crate::rundir::RunDir;
-use crate::spec::{Bytes, FuseSpec, LoopSpec, NbdAddress, TlsSpec};
+use crate::spec::{Bytes, FuseSpec, LoopSpec, NbdAddress, TableSpec, TlsSpec};
 use crate::tables::TableRefusal;
 use crate::tree::{Pool, Surroundings};
 use crate::ublk::UblkError;
@@ -157,6 +157,12 @@ pub(crate) trait Export: Send + Sync {
     /// The device is called something else from now on: what bears its name in the run directory follows.
     fn renamed(&self, run: &RunDir, from: &str, to: &str) -> Result<(), HostError> {
         let _ = (run, from, to);
+        Ok(())
+    }
+
+    /// The device has that table from now on: whoever takes it over needs to know.
+    fn retabled(&self, table: &TableSpec) -> Result<(), HostError> {
+        let _ = table;
         Ok(())
     }
 

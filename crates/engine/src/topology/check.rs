@@ -117,12 +117,24 @@ impl Topology {
                 problems.push(Problem::new(device.line, format!("device.{}.stack", device.name), why));
             }
         }
+        problems.extend(self.tables());
         problems.extend(self.two_writers());
         for export in &self.exports {
             problems.extend(check_export(export));
         }
         problems.sort_by_key(|problem| problem.line);
         problems
+    }
+
+    /// What the tables would be refused for, as far as that can be seen without opening anything for writing.
+    fn tables(&self) -> Vec<Problem> {
+        let names: Vec<&str> = self.devices.iter().map(|device| device.name.as_str()).collect();
+        let problem = |device: &DeviceSpec| {
+            let StackSpec::Table(spec) = &device.stack else { return None };
+            let why = crate::tree::rehearse(spec, &names).err()?;
+            Some(Problem::new(device.line, format!("device.{}.table", device.name), why.to_string()))
+        };
+        self.devices.iter().filter_map(problem).collect()
     }
 
     fn two_writers(&self) -> Vec<Problem> {

@@ -17,6 +17,7 @@ mod part;
 mod places;
 #[cfg(test)]
 mod power_cuts;
+mod rehearsal;
 mod scheduler;
 mod scratch;
 mod source;
@@ -28,6 +29,7 @@ pub(crate) use commit::{Clients, Commit, give_back};
 pub use cow::CowError;
 pub use part::PartError;
 pub(crate) use part::{TABLE_FACT, table_facts};
+pub(crate) use rehearsal::rehearse;
 pub(crate) use scratch::Scratch;
 pub use table::TableError;
 pub(crate) use table::{Loaded, LoadedTarget, Pool, Surroundings, numbers_of};

@@ -119,40 +119,57 @@ impl Loaded {
     }
 }
 
+/// What the lines of a table have to be to each other, one after the other.
+#[derive(Default)]
+pub(super) struct Order {
+    next: u64,
+    /// Of the last line.
+    last: Option<&'static str>,
+    /// One that stands alone.
+    alone: Option<&'static str>,
+}
+
+impl Order {
+    /// Where the next line's target lies, and what it is.
+    pub(super) fn admit<'k>(
+        &mut self,
+        line: &LineSpec,
+        known: &'k [Kind<KernelRing>],
+    ) -> Result<(Place, &'k Kind<KernelRing>), TableError> {
+        let refuse =
+            |kind: &str, why: TargetError| TableError { line: line.line, kind: kind.to_owned(), why };
+        if line.len == 0 {
+            return Err(refuse("", TargetError::new("zero-length target")));
+        }
+        let Some(kind) = known.iter().find(|kind| kind.name == line.kind) else {
+            return Err(refuse("", TargetError::of(format!("{}: unknown target type", line.kind))));
+        };
+        if self.alone.is_some() || (kind.singleton && self.last.is_some()) {
+            let alone = self.alone.unwrap_or(kind.name);
+            let why = format!("{alone}: singleton target type must appear alone in table");
+            return Err(refuse("", TargetError::of(why)));
+        }
+        self.last = Some(kind.name);
+        if kind.singleton {
+            self.alone = self.last;
+        }
+        let end = line.start.checked_add(line.len).filter(|&end| end <= i64::MAX as u64 / 512);
+        let (true, Some(end)) = (line.start == self.next, end) else {
+            return Err(refuse(&line.kind, TargetError::new("Gap in table")));
+        };
+        self.next = end;
+        Ok((Place { start: Sectors(line.start), len: Sectors(line.len) }, kind))
+    }
+}
+
 /// Make all that a table says.
 pub(crate) fn load(spec: &TableSpec, around: &Surroundings<'_>) -> Result<(Tree, Arc<Loaded>), DeviceError> {
     let known = kinds::<KernelRing>();
     let (mut rows, mut targets, mut trees) = (Vec::new(), Vec::new(), Vec::new());
-    let mut next = 0;
-    let mut alone = None;
+    let mut order = Order::default();
     for line in &spec.lines {
+        let (place, kind) = order.admit(line, &known)?;
         let refuse = |why: TargetError| TableError { line: line.line, kind: line.kind.clone(), why };
-        let unnamed = |why: &'static str| TableError {
-            line: line.line,
-            kind: String::new(),
-            why: TargetError::new(why),
-        };
-        if line.len == 0 {
-            return Err(unnamed("zero-length target").into());
-        }
-        let Some(kind) = known.iter().find(|kind| kind.name == line.kind) else {
-            let why = format!("{}: unknown target type", line.kind);
-            return Err(TableError { kind: String::new(), ..refuse(TargetError::of(why)) }.into());
-        };
-        if alone.is_some() || (kind.singleton && !targets.is_empty()) {
-            let why =
-                format!("{}: singleton target type must appear alone in table", alone.unwrap_or(kind.name));
-            return Err(TableError { kind: String::new(), ..refuse(TargetError::of(why)) }.into());
-        }
-        if kind.singleton {
-            alone = Some(kind.name);
-        }
-        let place = Place { start: Sectors(line.start), len: Sectors(line.len) };
-        let end = line.start.checked_add(line.len).filter(|&end| end <= i64::MAX as u64 / 512);
-        let (true, Some(end)) = (line.start == next, end) else {
-            return Err(refuse(TargetError::new("Gap in table")).into());
-        };
-        next = end;
         let (tree, loaded) = target(line, place, kind, &spec.base, around).map_err(|error| match error {
             Unmade::Target(why) => DeviceError::from(refuse(why)),
             Unmade::Limits(why) => why.into(),
@@ -218,7 +235,7 @@ fn target(
 }
 
 /// Whether a device holds what a target uses of it (`device_area_is_invalid`).
-fn check_area(name: &str, profile: &Profile, start: u64, len: u64) -> Result<(), TargetError> {
+pub(super) fn check_area(name: &str, profile: &Profile, start: u64, len: u64) -> Result<(), TargetError> {
     let size = profile.size.sectors().0;
     if start >= size || start.checked_add(len).is_none_or(|end| end > size) {
         return Err(TargetError::of(format!(
@@ -379,20 +396,20 @@ fn errno_of(error: &DeviceError) -> i32 {
     libc::ENODEV
 }
 
-fn is_number_pair(word: &str) -> bool {
+pub(super) fn is_number_pair(word: &str) -> bool {
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     word.split_once(':').is_some_and(|(major, minor)| digits(major) && digits(minor))
 }
 
 /// The node of a block device by its numbers, as the kernel names it.
-fn node_of(numbers: &str) -> Option<PathBuf> {
+pub(super) fn node_of(numbers: &str) -> Option<PathBuf> {
     let target = std::fs::read_link(Path::new("/sys/dev/block").join(numbers)).ok()?;
     let node = Path::new("/dev").join(target.file_name()?);
     node.exists().then_some(node)
 }
 
 /// Which disk a file is: the file itself, however it is named and opened, and the part of it that is meant.
-fn identity_of_file(file: &FileSpec) -> String {
+pub(super) fn identity_of_file(file: &FileSpec) -> String {
     let FileSpec { path, offset, part, .. } = file;
     let whole = match std::fs::metadata(path) {
         Ok(metadata) if metadata.is_file() => format!("file {}:{}", metadata.dev(), metadata.ino()),

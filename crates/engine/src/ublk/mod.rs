@@ -21,7 +21,7 @@ use crate::control::{BoxFuture, ExportInfo};
 use crate::device::Device;
 use crate::host::{Export, Host, HostError};
 use crate::rundir::RunDir;
-use crate::spec::{Recovery, UblkSpec};
+use crate::spec::{Recovery, TableSpec, UblkSpec};
 use crate::ublk_lane::UblkLane;
 use ::ublk::kernel::{SharedFile, block_path};
 use ::ublk::{
@@ -629,6 +629,14 @@ impl UblkExport {
         Ok(())
     }
 
+    /// Who takes it over goes on with that table.
+    fn retable(&self, table: &TableSpec) -> Result<(), UblkError> {
+        if let Some((run, record)) = &mut *self.record() {
+            *record = record.with_table(run, table)?;
+        }
+        Ok(())
+    }
+
     /// Writes down what another process needs.
     fn keep(&self) -> Result<(), UblkError> {
         match &*self.record() {
@@ -689,6 +697,10 @@ impl Export for Shown {
             tls: "off".to_owned(),
             details: self.0.details(device),
         }
+    }
+
+    fn retabled(&self, table: &TableSpec) -> Result<(), HostError> {
+        Ok(self.0.retable(table)?)
     }
 
     fn renamed(&self, _: &RunDir, _: &str, to: &str) -> Result<(), HostError> {

@@ -7,6 +7,7 @@
 //! It is written beside its place, synced and renamed, so that whoever kills its writer finds all of it or none.
 
 use crate::rundir::RunDir;
+use crate::spec::TableSpec;
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
@@ -107,6 +108,26 @@ impl Record {
         let record = Record { name: name.to_owned(), ..self.clone() };
         record.save(run)?;
         self.remove(run);
+        Ok(record)
+    }
+
+    /// The same for a device that has another table from now on. One that a topology made keeps that.
+    pub(super) fn with_table(&self, run: &RunDir, table: &TableSpec) -> Result<Record, RecordError> {
+        let Words::Line(words) = &self.words else { return Ok(self.clone()) };
+        let mut kept: Vec<String> = Vec::new();
+        let mut words = words.iter();
+        while let Some(word) = words.next() {
+            match word.as_str() {
+                "--table" | "--table-text" => drop(words.next()),
+                "--no-table" => {}
+                word if word.starts_with("--table=") || word.starts_with("--table-text=") => {}
+                word => kept.push(word.to_owned()),
+            }
+        }
+        kept.push(format!("--table-text={}", table.text()));
+        let folder = if table.base.as_os_str().is_empty() { self.folder.clone() } else { table.base.clone() };
+        let record = Record { words: Words::Line(kept), folder, ..self.clone() };
+        record.save(run)?;
         Ok(record)
     }
 
@@ -224,5 +245,38 @@ mod tests {
         let gone = RunDir::at(run.path().join("missing"));
         assert!(matches!(record("disk").save(&gone), Err(RecordError::Io { .. })));
         assert!(Record::load(&run, "disk").is_ok());
+    }
+
+    #[test]
+    fn a_device_that_is_renamed_is_found_under_its_new_name_only() {
+        let (_guard, run) = run();
+        record("disk").save(&run).unwrap();
+        let next = record("disk").renamed(&run, "other").unwrap();
+        assert_eq!(next, Record { name: "other".into(), ..record("disk") });
+        assert_eq!(Record::all(&run), [next]);
+        let words = Words::Topology { text: "[device.a]\n".into(), file: "/srv/a.toml".into() };
+        let made = Record::new("a", "/".into(), words, false);
+        made.save(&run).unwrap();
+        assert!(made.renamed(&run, "b").unwrap_err().to_string().contains("topology"));
+        assert_eq!(Record::load(&run, "a").unwrap(), made, "it is what it was");
+    }
+
+    #[test]
+    fn a_device_that_got_another_table_is_recovered_with_that() {
+        let (_guard, run) = run();
+        let words = |words: &[&str]| Words::Line(words.iter().map(|&word| word.to_owned()).collect());
+        let table: TableSpec = "0 8 linear a.img 0 # comment".parse().unwrap();
+        let table = table.rooted("/data".as_ref());
+        for before in [
+            &["serve", "--table", "t", "--ublk"][..],
+            &["serve", "--ublk", "--table-text=0 8 zero"],
+            &["serve", "--no-table", "--ublk"],
+        ] {
+            let made = Record::new("disk", "/srv".into(), words(before), false);
+            let next = made.with_table(&run, &table).unwrap();
+            assert_eq!(next.words, words(&["serve", "--ublk", "--table-text=0 8 linear a.img 0\n"]));
+            assert_eq!(next.folder, std::path::Path::new("/data"));
+            assert_eq!(Record::load(&run, "disk").unwrap(), next);
+        }
     }
 }
