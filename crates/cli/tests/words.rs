@@ -119,7 +119,7 @@ fn help_lists_every_command_and_only_what_works() {
         .collect();
     assert_eq!(
         commands,
-        "serve add up check list show del recover upgrade uses resize set inflight limits commit suspend resume table status message stat trace replay-log losetup dmsetup completions man help"
+        "serve add up check list show del recover upgrade uses resize set inflight limits commit suspend resume table status message stat top trace replay-log losetup dmsetup completions man help"
             .split(' ')
             .collect::<Vec<_>>()
     );
