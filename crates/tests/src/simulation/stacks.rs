@@ -249,11 +249,11 @@ impl Setup {
                 _ => Box::new(Part::Jam { chance: rng.between(20, 400) as u32, below: flaky }),
             }
         });
-        // What is kept as long as there is no path must not fail for want of one. A disk whose sync has failed fails for
-        // good, on all paths, and only the end of waiting ends that.
+        // What is kept as long as there is no path must not fail for want of one. A disk that has failed to sync, for
+        // whatever reason, fails for good on all paths, and only the end of waiting ends that.
         let keeps = breakage.is_some() || rng.chance(500);
         self.can_fail = could_fail || !keeps;
-        self.paths.push(Paths::random(rng, keeps, !keeps || self.faults.sync_error > 0));
+        self.paths.push(Paths::random(rng, keeps, !keeps || self.faults.can_fail_requests()));
         Part::Multipath { number: self.paths.len() - 1, breakage, below }
     }
 
