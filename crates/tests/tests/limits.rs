@@ -39,7 +39,7 @@ fn limits_change_under_load_and_nothing_is_lost(engine: Engine) {
                 while !done.load(Relaxed) || rounds < 3 {
                     let at = part * 4 * MIB + (rounds % 7) * 512 * 33;
                     let data = noise(part * 1000 + rounds, 96 << 10);
-                    peer.write(at, &data, CommandFlags::FUA).expect("written");
+                    peer.write(at, &data, CommandFlags::NONE).expect("written");
                     assert_eq!(peer.read(at, data.len() as u64).expect("read"), data, "round {rounds}");
                     peer.zero(at, 64 << 10, CommandFlags::NONE).expect("zeroed");
                     assert_eq!(peer.read(at, 64 << 10).expect("read"), vec![0; 64 << 10]);
