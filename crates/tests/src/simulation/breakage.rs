@@ -25,6 +25,8 @@ pub enum Breakage {
     IgnoredZeroes,
     /// A stack that takes the place of another does not know that a sync has failed.
     ForgetfulSwap,
+    /// A write that follows on the one before is taken for a part of it, and forgotten.
+    ForgottenPart,
     /// An overlay's table is not written.
     ForgottenTable,
     /// An overlay's table is written before the data of which it speaks is on stable storage.
@@ -49,7 +51,7 @@ impl Breakage {
     }
 
     /// All of them.
-    pub const ALL: [Breakage; 14] = [
+    pub const ALL: [Breakage; 15] = [
         Breakage::EarlyFua,
         Breakage::SkippedFlush,
         Breakage::DroppedTail,
@@ -59,6 +61,7 @@ impl Breakage {
         Breakage::LeakedMemory,
         Breakage::IgnoredZeroes,
         Breakage::ForgetfulSwap,
+        Breakage::ForgottenPart,
         Breakage::ForgottenTable,
         Breakage::EarlyTable,
         Breakage::IncompleteChunk,
@@ -76,11 +79,13 @@ pub(super) struct Broken {
     before: Vec<Request>,
     /// By tag: halves under way.
     halves: Vec<u8>,
+    /// Where the last write ended.
+    end: Bytes,
 }
 
 impl Broken {
     pub(super) fn new(child: NodeId, breakage: Breakage, rng: Rng) -> Broken {
-        Broken { child, breakage, rng, before: Vec::new(), halves: Vec::new() }
+        Broken { child, breakage, rng, before: Vec::new(), halves: Vec::new(), end: Bytes::ZERO }
     }
 
     fn swap_halves<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
@@ -107,7 +112,9 @@ impl<R: Ring> Node<R> for Broken {
 
     fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         self.before[io.tag.index()] = *req;
+        let follows = req.op == Op::Write && std::mem::replace(&mut self.end, req.end()) == req.offset;
         match (self.breakage, req.op) {
+            (Breakage::ForgottenPart, Op::Write) if follows => return Verdict::Up(Status::Ok),
             (Breakage::EarlyFua, Op::Write) => req.flags = req.flags.without(Flags::FUA),
             (Breakage::SkippedFlush, Op::Flush) => return Verdict::Up(Status::Ok),
             (Breakage::IgnoredZeroes, Op::WriteZeroes) => return Verdict::Up(Status::Ok),

@@ -6,8 +6,9 @@ use super::remote::Remote;
 use super::stacks::Setup;
 use super::within::Within;
 use backends::FileNode;
-use block::{Bytes, QueueLimits, Sectors};
+use block::{Bytes, Profile, QueueLimits, Sectors};
 use exports::ublk::ModelRing;
+use layers::scheduler::{Choice, Scheduler};
 use layers::target::{Place, Row, Striped, TableLayer};
 use layers::{Cow, Layer, Pass, Split};
 use queue::{FileId, Node, NodeId, Ring, Stack};
@@ -68,6 +69,12 @@ pub(super) enum Part {
         below: Box<Part>,
     },
     Within {
+        limits: Box<QueueLimits>,
+        below: Box<Part>,
+    },
+    /// Requests are merged to those limits.
+    Scheduler {
+        choice: Choice,
         limits: Box<QueueLimits>,
         below: Box<Part>,
     },
@@ -152,6 +159,7 @@ impl Part {
             | Part::Pass { below }
             | Part::Split { below, .. }
             | Part::Within { below, .. }
+            | Part::Scheduler { below, .. }
             | Part::Broken { below, .. }
             | Part::BrokenOverlay { below, .. } => std::slice::from_ref(below),
         }
@@ -199,6 +207,7 @@ impl Part {
             Part::Pass { .. } => "pass".to_owned(),
             Part::Split { children, .. } => format!("split {children}"),
             Part::Within { limits, .. } => format!("within {limits:?}"),
+            Part::Scheduler { choice, .. } => choice.to_string(),
             Part::Cow { overlay, .. } => format!("cow {overlay}"),
             Part::Broken { breakage, .. } | Part::BrokenOverlay { breakage, .. } => {
                 format!("broken {breakage:?}")
@@ -278,6 +287,13 @@ impl Builder<'_> {
             }
             Part::Within { limits, .. } => {
                 stack.layer(Box::new(Within::new(child, QueueLimits::clone(limits))), 0)
+            }
+            Part::Scheduler { choice, limits, below } => {
+                let scheduler = Scheduler::new(*choice);
+                let lends = matches!(**below, Part::Lender { .. });
+                let whole = Profile { limits: QueueLimits::clone(limits), lends, ..self.setup.any_profile() };
+                let children = Layer::<R>::spares(&scheduler, self.setup.depth);
+                stack.layer(Layer::<R>::node(&scheduler, &whole, &[child]), children)
             }
             Part::Mirror { children, below } => {
                 let second = NodeId(id + 1 + below[0].size());

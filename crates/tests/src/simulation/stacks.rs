@@ -9,6 +9,7 @@ use backends::{Alignment, Completion, Facts, Knobs, Null, NullSpec, Ram, RamSpec
 use block::{Abilities, Bytes, Profile, QueueLimits, Sectors, Segment};
 use layers::cow::Index;
 use layers::cow::format::{Layout, TABLE_AT};
+use layers::scheduler::Choice;
 use layers::target::{LogWrites, Place};
 use queue::{FileId, Ring, Stack};
 use sim::nodes::{Chop, Mirror};
@@ -157,7 +158,7 @@ impl Setup {
             return self.backend(rng, len);
         }
         let below = |setup: &mut Setup, rng: &mut Rng, len| Box::new(setup.tree(rng, above + 1, len));
-        match rng.below(18) {
+        match rng.below(20) {
             0 => Part::Delay { chance: rng.between(50, 900) as u32, below: below(self, rng, len) },
             1 => Part::Jam { chance: rng.between(20, 400) as u32, below: below(self, rng, len) },
             2 => {
@@ -178,9 +179,14 @@ impl Setup {
                 self.even_memory = true;
                 let limits = Box::new(random_limits(rng));
                 let children = *rng.pick(&[1, 2, 8, 64]);
-                let below = Box::new(self.tree(rng, above + 2, len));
-                let within = Box::new(Part::Within { limits: limits.clone(), below });
-                Part::Split { limits, children, below: within }
+                let scheduled = above + 3 < DEPTH_MAX && rng.chance(300);
+                let below = Box::new(self.tree(rng, above + 2 + usize::from(scheduled), len));
+                let mut below = Box::new(Part::Within { limits: limits.clone(), below });
+                if scheduled {
+                    let choice = random_scheduler(rng);
+                    below = Box::new(Part::Scheduler { choice, limits: limits.clone(), below });
+                }
+                Part::Split { limits, children, below }
             }
             8 => {
                 self.pieces = true;
@@ -195,6 +201,12 @@ impl Setup {
             13 => self.logged(rng, above, len),
             // Whoever turns it has to put paths into use again.
             14..=16 if above + 3 < DEPTH_MAX && self.sockets => self.multipath(rng, len, None),
+            17..=18 => {
+                // What is merged is counted as one.
+                self.pieces = true;
+                let (choice, limits) = (random_scheduler(rng), Box::new(random_limits(rng)));
+                Part::Scheduler { choice, limits, below: below(self, rng, len) }
+            }
             9 => {
                 let origin_len = if rng.chance(300) { Bytes(rng.between(1, len.0 >> 9) << 9) } else { len };
                 let origin = below(self, rng, origin_len);
@@ -536,6 +548,18 @@ fn random_null(rng: &mut Rng, size: Bytes, completion: Completion) -> NullSpec {
 }
 
 /// Limits that cut requests of a few sectors, as far as they are possible.
+fn random_scheduler(rng: &mut Rng) -> Choice {
+    let text = match rng.below(2) {
+        0 => "kyber,read_lat_nsec=500000".to_owned(),
+        _ => {
+            let (read_expire, fifo_batch) = (rng.below(20), *rng.pick(&[1, 2, 16]));
+            format!("mq-deadline,read_expire={read_expire},write_expire=30,fifo_batch={fifo_batch}")
+        }
+    };
+    let (queue_depth, async_depth) = (*rng.pick(&[1, 2, 8, 64]), *rng.pick(&[0, 1, 8]));
+    format!("{text},queue_depth={queue_depth},async_depth={async_depth}").parse().expect("parameters")
+}
+
 fn random_limits(rng: &mut Rng) -> QueueLimits {
     loop {
         let mut limits = QueueLimits {

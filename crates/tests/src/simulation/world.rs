@@ -369,7 +369,8 @@ impl World {
             for (op, (own, counts)) in Op::ALL.iter().zip(counted.iter().zip(&snapshot.ops)) {
                 let right = if self.setup.pieces {
                     // An overlay hands on a hint for the first stretch of it only.
-                    counts.ios >= own.ended && (counts.bytes >= own.bytes_ok || *op == Op::Prefetch)
+                    let bytes = counts.bytes >= own.bytes_ok || *op == Op::Prefetch;
+                    counts.ios + counts.merges >= own.ended && bytes
                 } else {
                     counts.ios == own.ended && counts.bytes == own.bytes
                 };
