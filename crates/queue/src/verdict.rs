@@ -460,10 +460,7 @@ impl<R: Ring> Queue<R> {
         }
         self.resume(ring);
         self.commit(ring);
-        if !self.common.spawned.is_empty() {
-            self.start_children(ring);
-        }
-        if !self.common.resumed.is_empty() {
+        if !self.common.spawned.is_empty() || !self.common.resumed.is_empty() {
             self.resume_and_commit(ring);
         }
     }
@@ -481,7 +478,7 @@ impl<R: Ring> Queue<R> {
 
     /// Whether [`turn`](Queue::turn) has something to offer again.
     pub fn has_parked(&self) -> bool {
-        !self.parked.is_empty() || !self.common.resumed.is_empty()
+        !self.parked.is_empty() || !self.common.resumed.is_empty() || !self.common.spawned.is_empty()
     }
 
     /// Count what ended since the last call, as having ended `now`.

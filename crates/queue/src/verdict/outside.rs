@@ -69,17 +69,16 @@ impl<R: Ring> Queue<R> {
         closed
     }
 
-    /// Requests ended while nodes started what they had gathered: what follows from that is gathered once more, and so
-    /// on. What is left after some rounds waits for the next turn, see [`has_parked`](Queue::has_parked).
+    /// Requests ended, or children came to be, while nodes started what they had gathered: what follows from that is
+    /// gathered once more by nodes that were asked already, and so on. What is left after some rounds waits for the next
+    /// turn, see [`has_parked`](Queue::has_parked).
     #[cold]
     pub(super) fn resume_and_commit(&mut self, ring: &mut R) {
         for _ in 0..ROUNDS_MAX {
+            self.start_children(ring);
             self.resume(ring);
             self.commit(ring);
-            if !self.common.spawned.is_empty() {
-                self.start_children(ring);
-            }
-            if self.common.resumed.is_empty() {
+            if self.common.spawned.is_empty() && self.common.resumed.is_empty() {
                 return;
             }
         }

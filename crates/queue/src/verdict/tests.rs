@@ -731,6 +731,66 @@ fn retries_of_what_a_batch_ended_are_part_of_that_batch_up_to_a_bound() {
 }
 
 #[test]
+fn children_started_at_the_end_of_a_batch_are_started_by_what_gathers_below_in_that_turn() {
+    let committed = <Rc<RefCell<Vec<usize>>>>::default();
+    let mut bench = Bench::new(|stack| {
+        stack.layer(Box::new(Late(Vec::new())), 4);
+        let remote = Remote { at_commit: true, committed: Rc::clone(&committed), ..Remote::default() };
+        stack.backend(Box::new(remote));
+    });
+    bench.submit();
+    bench.submit();
+    bench.queue.turn(&mut bench.ring);
+    assert_eq!(*committed.borrow(), [0, 2, 0], "asked once more after children came, and after they ended");
+    assert_eq!(bench.statuses(), [Status::Transport; 2]);
+    assert!(!bench.queue.has_parked());
+}
+
+/// Starts a child for what it holds at the end of a batch, and so many in all, one after the other.
+struct Endless(Vec<Cookie>, usize);
+
+impl Node<TestRing> for Endless {
+    fn submit(&mut self, io: Cookie, _: &mut Request, _: &mut Cx<'_, TestRing>) -> Verdict {
+        self.0.push(io);
+        Verdict::Held
+    }
+    fn commit(&mut self, cx: &mut Cx<'_, TestRing>) {
+        for io in self.0.drain(..) {
+            assert_eq!(cx.spawn(io, NodeId(1), ChildKind::Copy, Request::flush()), Ok(()));
+        }
+    }
+    fn child_end(
+        &mut self,
+        io: Cookie,
+        _: &mut Request,
+        _: &Request,
+        status: Status,
+        _: &mut Cx<'_, TestRing>,
+    ) -> Verdict {
+        self.1 -= 1;
+        if self.1 == 0 {
+            return Verdict::Up(status);
+        }
+        self.0.push(io);
+        Verdict::Held
+    }
+}
+
+#[test]
+fn children_that_are_left_after_many_rounds_go_down_in_the_next_turn() {
+    let disk = Disk::answering(&[OK]);
+    let mut bench = over_one(Endless(Vec::new(), 40), 1, &disk);
+    bench.submit();
+    bench.queue.turn(&mut bench.ring);
+    assert_eq!((disk.seen().len(), bench.queue.has_parked()), (16, true));
+    bench.queue.turn(&mut bench.ring);
+    assert!(bench.queue.has_parked());
+    bench.queue.turn(&mut bench.ring);
+    assert_eq!((bench.statuses(), disk.seen().len()), (vec![Status::Ok], 40));
+    assert!(!bench.queue.has_parked());
+}
+
+#[test]
 fn a_stack_is_closed_when_all_its_nodes_say_so() {
     let mut bench = Bench::new(|stack| _ = stack.backend(Box::new(Remote::default())));
     assert!(!bench.queue.close(&mut bench.ring));
