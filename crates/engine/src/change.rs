@@ -260,6 +260,13 @@ impl Host {
             self.resume(device);
             return Ok(());
         };
+        let next = match tables::below_present_layers(device, &loaded) {
+            Ok(next) => next,
+            Err(error) => {
+                self.put_back(device, loaded);
+                return Err(error);
+            }
+        };
         let (before, was, size) = (device.form(), device.size(), next.tree.profile().size);
         if size < was {
             // Nobody may know of blocks that are not there any more.
@@ -290,7 +297,7 @@ impl Host {
                 }
             }
         } else {
-            self.put_back(device, next);
+            self.put_back(device, loaded);
             if !was_suspended {
                 tables::resume(&before);
             }

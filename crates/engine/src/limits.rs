@@ -219,6 +219,41 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_was_set_after_a_table_was_loaded_stays_when_it_comes() {
+        use crate::change::Change;
+        let host =
+            Host::start(&HostConfig { reactors: 1, ring: ring::RingConfig::default() }).expect("a host");
+        let mut config = config(&["kyber"], "max_sectors=255");
+        config.stack = crate::spec::StackSpec::Table("0 2048 zero".parse().expect("a table"));
+        let device = host.add_device(&config).expect("a device");
+        let load = |text: &str| crate::tables::TableCall::Load { text: text.to_owned(), base: "/".into() };
+        host.table("disk", load("0 4096 zero")).await.expect("loaded");
+        let set = [
+            Change::Limits { set: "max_sectors=16".to_owned(), reset: false },
+            Change::Scheduler("mq-deadline".to_owned()),
+            Change::Parameter { name: "fifo_batch".to_owned(), value: "4".to_owned() },
+        ];
+        for change in set {
+            host.change("disk", change).await.expect("set");
+        }
+        let layers = ["mq-deadline,fifo_batch=4", "split,max_sectors=16"];
+        let shown = || device.layers().iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!((shown(), device.size()), (layers.map(str::to_owned).to_vec(), Bytes(1 << 20)));
+        host.change("disk", Change::Resume).await.expect("resumed");
+        assert_eq!((shown(), device.size()), (layers.map(str::to_owned).to_vec(), Bytes(2 << 20)));
+        assert_eq!(device.limits().max_sectors.0, 16);
+        assert_eq!(crate::scheduler::shown(&device), "none [mq-deadline] kyber");
+        // And when it is gone by then.
+        host.table("disk", load("0 2048 zero")).await.expect("loaded");
+        assert!(changed(&host, &device, "", true).await.is_ok());
+        host.change("disk", Change::Scheduler("none".to_owned())).await.expect("none");
+        host.change("disk", Change::Resume).await.expect("resumed");
+        assert_eq!((device.layers(), device.size()), (vec![], Bytes(1 << 20)));
+        assert_eq!(crate::scheduler::shown(&device), "[none] mq-deadline kyber");
+        host.shut_down().await.expect("shut down");
+    }
+
+    #[tokio::test]
     async fn blocks_that_nobody_knows_of_may_change_and_must_fit() {
         let host =
             Host::start(&HostConfig { reactors: 1, ring: ring::RingConfig::default() }).expect("a host");

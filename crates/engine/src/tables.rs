@@ -275,10 +275,7 @@ impl Host {
         if let Some(loaded) = &form.table {
             before.admits(loaded).map_err(DeviceError::from)?;
         }
-        let (was, now) = (device.limits().logical_block_size, form.tree.profile().limits.logical_block_size);
-        if now > was && !before.targets.is_empty() {
-            return Err(TableRefusal::Blocks { was, now }.into());
-        }
+        check_blocks(device, &form)?;
         slot(device).inactive = Some(Arc::new(form));
         Ok(())
     }
@@ -324,6 +321,30 @@ impl Host {
     pub(crate) fn put_back(&self, device: &Device, form: Arc<Form>) {
         slot(device).inactive.get_or_insert(form);
     }
+}
+
+/// Users were told of blocks as long as those of the form, or longer, or of none.
+fn check_blocks(device: &Device, form: &Form) -> Result<(), TableRefusal> {
+    let (was, now) = (device.limits().logical_block_size, form.tree.profile().limits.logical_block_size);
+    match now > was && !active(device)?.targets.is_empty() {
+        true => Err(TableRefusal::Blocks { was, now }),
+        false => Ok(()),
+    }
+}
+
+/// A table that was loaded, below the layers that the device has by now: they may have changed since.
+///
+/// # Errors
+/// What does not stack or fit any more.
+pub(crate) fn below_present_layers(device: &Device, loaded: &Arc<Form>) -> Result<Arc<Form>, HostError> {
+    let layers = device.layers();
+    if loaded.layers == layers {
+        return Ok(loaded.clone());
+    }
+    let tree = loaded.tree.relayered(loaded.layers.len(), &layers)?;
+    let form = Form { stack: loaded.stack.clone(), layers, tree, table: loaded.table.clone() };
+    check_blocks(device, &form)?;
+    Ok(Arc::new(form))
 }
 
 /// Have the targets of a table that is about to be put to use read what lies on their devices.

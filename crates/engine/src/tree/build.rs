@@ -54,6 +54,17 @@ pub(crate) fn open_table(
     Ok(Form { stack, layers, tree, table: Some(loaded) })
 }
 
+impl Tree {
+    /// The same tree with other layers in the place of the uppermost `count`, each of which stands on one thing.
+    ///
+    /// # Errors
+    /// What does not stack or fit.
+    pub(crate) fn relayered(&self, count: usize, layers: &[LayerSpec]) -> Result<Tree, DeviceError> {
+        let bare = (0..count).fold(self, |tree, _| tree.beneath().unwrap_or(tree));
+        finish(bare.clone(), layers, "")
+    }
+}
+
 /// The layers, with limits of the whole device as the last of them.
 fn all_layers(layers: &[LayerSpec], limits: &str) -> Vec<LayerSpec> {
     let mut all = layers.to_vec();
