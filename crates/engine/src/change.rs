@@ -167,11 +167,28 @@ impl Host {
         {
             return Err(ChangeError::PassedBy.into());
         }
+        let is_of_layers = matches!(
+            change,
+            Change::Scheduler(_) | Change::Parameter { .. } | Change::Limits { .. } | Change::Slow(_)
+        );
+        self.carry_out(&device, name, change).await?;
+        if is_of_layers {
+            for export in self.exports_of(&device) {
+                if let Err(error) = export.relayered(&device) {
+                    tracing::error!(device = %device.name(), %error, "recover would bring what was set before");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whose turn it is has been seen to.
+    async fn carry_out(&self, device: &Arc<Device>, name: &str, change: Change) -> Result<(), HostError> {
         match change {
             Change::Direct(direct) => {
                 let wanted = backend_direct(direct);
                 let file = Box::new(move |file: &Arc<backends::File>| file.with_direct(wanted));
-                self.remake(&device, Remake { file, tables: Tables::Keep }).await
+                self.remake(device, Remake { file, tables: Tables::Keep }).await
             }
             Change::File(path) => {
                 let files = device.form().tree.files().len();
@@ -179,7 +196,7 @@ impl Host {
                     return Err(ChangeError::ManyFiles(files).into());
                 }
                 let file = Box::new(move |file: &Arc<backends::File>| file.replaced(path.clone()));
-                self.remake(&device, Remake { file, tables: Tables::Others }).await
+                self.remake(device, Remake { file, tables: Tables::Others }).await
             }
             Change::BadBlocks(change) => {
                 let form = device.form();
@@ -187,20 +204,20 @@ impl Host {
                     form.tree.only_null().ok_or_else(|| ChangeError::NotNull(form.stack.to_string()))?;
                 Ok(null.change_bad_blocks(&change).map_err(ChangeError::from)?)
             }
-            Change::Resize { size, shrink } => self.resize(&device, size.map(Bytes), shrink).await,
-            Change::Suspend { flush } => self.suspend(&device, flush).await,
-            Change::Trace(change) => Ok(Host::change_trace(&device, &change).map_err(ChangeError::from)?),
-            Change::Scheduler(text) => self.set_scheduler(&device, &text).await,
-            Change::Parameter { name, value } => Ok(Host::set_parameter(&device, &name, &value)?),
+            Change::Resize { size, shrink } => self.resize(device, size.map(Bytes), shrink).await,
+            Change::Suspend { flush } => self.suspend(device, flush).await,
+            Change::Trace(change) => Ok(Host::change_trace(device, &change).map_err(ChangeError::from)?),
+            Change::Scheduler(text) => self.set_scheduler(device, &text).await,
+            Change::Parameter { name, value } => Ok(Host::set_parameter(device, &name, &value)?),
             Change::Leave => self.leave_device(name).await,
             Change::Slow(limit) => {
                 device.slow.set(limit.map(Duration::from_nanos));
-                self.refresh_slow(&device).await;
+                self.refresh_slow(device).await;
                 Ok(())
             }
-            Change::Limits { set, reset } => self.change_limits(&device, &set, reset).await,
-            Change::Commit => self.commit(&device).await,
-            Change::Resume => self.resume_with_loaded(&device).await,
+            Change::Limits { set, reset } => self.change_limits(device, &set, reset).await,
+            Change::Commit => self.commit(device).await,
+            Change::Resume => self.resume_with_loaded(device).await,
         }
     }
 
@@ -256,7 +273,7 @@ impl Host {
 
     /// The same, with the table that was loaded if there is one.
     async fn resume_with_loaded(&self, device: &Arc<Device>) -> Result<(), HostError> {
-        let Some(next) = self.take_loaded(device) else {
+        let Some(loaded) = self.take_loaded(device) else {
             self.resume(device);
             return Ok(());
         };

@@ -166,6 +166,13 @@ pub(crate) trait Export: Send + Sync {
         Ok(())
     }
 
+    /// The device has another scheduler, other limits or another limit for slow requests from now on: whoever takes it
+    /// over needs to know.
+    fn relayered(&self, device: &Device) -> Result<(), HostError> {
+        let _ = device;
+        Ok(())
+    }
+
     /// Stop serving and leave what there is to another process, which takes it over: this one is about to end.
     /// Clients that find the next process by themselves need nothing.
     fn leave(&self) -> BoxFuture<'_, Result<(), HostError>> {

@@ -56,6 +56,11 @@ impl SlowLog {
         Some(self.limit_ns.load(Relaxed)).filter(|&nanos| nanos != OFF)
     }
 
+    /// From how long on requests are slow; none: none are.
+    pub(crate) fn limit(&self) -> Option<Duration> {
+        self.limit_ns().map(Duration::from_nanos)
+    }
+
     /// What `show` says; nothing where there is no limit.
     pub(crate) fn describe(&self) -> Option<String> {
         let limit = crate::spec::format_time(Duration::from_nanos(self.limit_ns()?));

@@ -637,6 +637,14 @@ impl UblkExport {
         Ok(())
     }
 
+    /// Who takes it over goes on with that scheduler and those limits.
+    fn relayer(&self, device: &Device) -> Result<(), UblkError> {
+        if let Some((run, record)) = &mut *self.record() {
+            *record = record.with_layers(run, &device.layers(), device.slow.limit())?;
+        }
+        Ok(())
+    }
+
     /// Writes down what another process needs.
     fn keep(&self) -> Result<(), UblkError> {
         match &*self.record() {
@@ -701,6 +709,10 @@ impl Export for Shown {
 
     fn retabled(&self, table: &TableSpec) -> Result<(), HostError> {
         Ok(self.0.retable(table)?)
+    }
+
+    fn relayered(&self, device: &Device) -> Result<(), HostError> {
+        Ok(self.0.relayer(device)?)
     }
 
     fn renamed(&self, _: &RunDir, _: &str, to: &str) -> Result<(), HostError> {

@@ -7,12 +7,13 @@
 //! It is written beside its place, synced and renamed, so that whoever kills its writer finds all of it or none.
 
 use crate::rundir::RunDir;
-use crate::spec::TableSpec;
+use crate::spec::{LayerSpec, TableSpec, format_time};
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The format; another one is not read.
 const VERSION: u32 = 1;
@@ -114,19 +115,33 @@ impl Record {
     /// The same for a device that has another table from now on. One that a topology made keeps that.
     pub(super) fn with_table(&self, run: &RunDir, table: &TableSpec) -> Result<Record, RecordError> {
         let Words::Line(words) = &self.words else { return Ok(self.clone()) };
-        let mut kept: Vec<String> = Vec::new();
-        let mut words = words.iter();
-        while let Some(word) = words.next() {
-            match word.as_str() {
-                "--table" | "--table-text" => drop(words.next()),
-                "--no-table" => {}
-                word if word.starts_with("--table=") || word.starts_with("--table-text=") => {}
-                word => kept.push(word.to_owned()),
-            }
-        }
+        let (mut kept, _) = without(words, &["--table", "--table-text"]);
+        kept.retain(|word| word != "--no-table");
         kept.push(format!("--table-text={}", table.text()));
         let folder = if table.base.as_os_str().is_empty() { self.folder.clone() } else { table.base.clone() };
         let record = Record { words: Words::Line(kept), folder, ..self.clone() };
+        record.save(run)?;
+        Ok(record)
+    }
+
+    /// The same for a device that has another scheduler, other limits or another limit for slow requests from now on. One
+    /// that a topology made keeps those.
+    pub(super) fn with_layers(
+        &self,
+        run: &RunDir,
+        layers: &[LayerSpec],
+        slow: Option<Duration>,
+    ) -> Result<Record, RecordError> {
+        let Words::Line(words) = &self.words else { return Ok(self.clone()) };
+        let (kept, _) = without(words, &["--scheduler", "--limits", "--slow"]);
+        let (mut kept, was) = without(&kept, &["--layer"]);
+        // What lies below those that change stays as it was written.
+        let changes = |layer: &LayerSpec| matches!(layer, LayerSpec::Split(_) | LayerSpec::Scheduler(_));
+        let lowest = layers.iter().rposition(|layer| !changes(layer)).map_or(0, |at| at + 1);
+        kept.extend(was.iter().take(lowest).map(|layer| format!("--layer={layer}")));
+        kept.extend(layers[lowest..].iter().map(|layer| format!("--layer={layer}")));
+        kept.extend(slow.map(|slow| format!("--slow={}", format_time(slow))));
+        let record = Record { words: Words::Line(kept), ..self.clone() };
         record.save(run)?;
         Ok(record)
     }
@@ -167,6 +182,20 @@ impl Record {
         // One that stays is found to be about nothing the next time it is looked at.
         let _ = fs::remove_file(Record::path(run, &self.name));
     }
+}
+
+/// The words without those options, and what these said.
+fn without(words: &[String], options: &[&str]) -> (Vec<String>, Vec<String>) {
+    let (mut kept, mut said) = (Vec::new(), Vec::new());
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        match word.split_once('=') {
+            Some((option, value)) if options.contains(&option) => said.push(value.to_owned()),
+            None if options.contains(&word.as_str()) => said.extend(words.next().cloned()),
+            _ => kept.push(word.clone()),
+        }
+    }
+    (kept, said)
 }
 
 fn boot() -> String {
@@ -278,5 +307,28 @@ mod tests {
             assert_eq!(next.folder, std::path::Path::new("/data"));
             assert_eq!(Record::load(&run, "disk").unwrap(), next);
         }
+    }
+
+    #[test]
+    fn a_device_whose_scheduler_and_limits_were_changed_is_recovered_with_those() {
+        let (_guard, run) = run();
+        let words = |words: &[&str]| Words::Line(words.iter().map(|&word| word.to_owned()).collect());
+        let layers =
+            |texts: &[&str]| -> Vec<LayerSpec> { texts.iter().map(|text| text.parse().unwrap()).collect() };
+        let before = ["serve", "a.img", "--layer", "delay,read=1ms", "--layer=split,max_sectors=8", "--ublk"];
+        let more = ["--scheduler", "kyber", "--limits=max_sectors=4", "--slow", "1s"];
+        let made = Record::new("disk", "/srv".into(), words(&[&before[..], &more].concat()), false);
+        let now = layers(&["delay,read=1ms", "mq-deadline,fifo_batch=4", "split,max_sectors=16"]);
+        let kept = ["serve", "a.img", "--ublk", "--layer=delay,read=1ms"];
+        let next = made.with_layers(&run, &now, Some(Duration::from_millis(250))).unwrap();
+        let set = ["--layer=mq-deadline,fifo_batch=4", "--layer=split,max_sectors=16", "--slow=250ms"];
+        assert_eq!(next.words, words(&[&kept[..], &set].concat()));
+        assert_eq!(Record::load(&run, "disk").unwrap(), next);
+        let last = next.with_layers(&run, &now[..1], None).unwrap();
+        assert_eq!(last.words, words(&kept));
+        let text = "[device.disk]\n".to_owned();
+        let of_topology =
+            Record { words: Words::Topology { text, file: "/srv/a.toml".into() }, ..record("disk") };
+        assert_eq!(of_topology.with_layers(&run, &now, None).unwrap(), of_topology);
     }
 }
