@@ -209,6 +209,9 @@ pub(crate) struct ServeArgs {
     /// The text of such a file, as `add` hands it on
     #[arg(long, hide = true, conflicts_with_all = ["stack", "table"])]
     pub(crate) table_text: Option<String>,
+    /// Where the paths in that text begin, if that is not where the process does
+    #[arg(long, hide = true, requires = "table_text", value_name = "FOLDER")]
+    pub(crate) table_base: Option<PathBuf>,
     /// The device's name [default: derived from the stack]
     #[arg(long)]
     pub(crate) name: Option<String>,

@@ -158,6 +158,7 @@ fn table(what: &str, text: &str, args: &ServeArgs) -> Result<StackSpec, Failure>
     (spec.read_only, spec.uuid) = (args.table_read_only, args.table_uuid.clone());
     // A table that is loaded later comes with an absolute path, and shares what this one has open.
     let base = std::env::current_dir().map_err(|why| Failure::new(what, "the current directory", why))?;
+    let base = args.table_base.as_ref().map_or_else(|| base.clone(), |folder| base.join(folder));
     Ok(StackSpec::Table(spec.rooted(&base)))
 }
 

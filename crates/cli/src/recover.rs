@@ -218,3 +218,23 @@ fn info_of(device: Foreign, record: Option<&Record>) -> DeviceInfo {
         uptime_ms: 0,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use engine::topology::ExportKind;
+
+    #[test]
+    fn a_table_that_was_loaded_elsewhere_has_its_folder_and_the_rest_has_its_own() {
+        let words =
+            ["serve", "--nbd=unix:d.sock", "--table-text=0 8 linear a.img 0", "--table-base=/elsewhere"];
+        let words = Words::Line(words.iter().map(|&word| word.to_owned()).collect());
+        let here = std::env::current_dir().expect("a folder");
+        let record = Record::new("disk", here.clone(), words, false);
+        let topology = topology_of(&record).expect("it makes sense");
+        let StackSpec::Table(table) = &topology.devices[0].stack else { panic!("it is a table") };
+        assert_eq!(table.base, Path::new("/elsewhere"));
+        let ExportKind::Nbd { address, .. } = &topology.exports[0].kind else { panic!("it is NBD") };
+        assert_eq!(address.to_string(), format!("unix:{}", here.join("d.sock").display()));
+    }
+}

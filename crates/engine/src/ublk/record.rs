@@ -115,11 +115,19 @@ impl Record {
     /// The same for a device that has another table from now on. One that a topology made keeps that.
     pub(super) fn with_table(&self, run: &RunDir, table: &TableSpec) -> Result<Record, RecordError> {
         let Words::Line(words) = &self.words else { return Ok(self.clone()) };
-        let (mut kept, _) = without(words, &["--table", "--table-text"]);
+        let (mut kept, _) = without(words, &["--table", "--table-text", "--table-base"]);
         kept.retain(|word| word != "--no-table");
         kept.push(format!("--table-text={}", table.text()));
-        let folder = if table.base.as_os_str().is_empty() { self.folder.clone() } else { table.base.clone() };
-        let record = Record { words: Words::Line(kept), folder, ..self.clone() };
+        // What else was told starts where it did: only the table's own paths may start elsewhere.
+        match table.base.to_str() {
+            Some("") => {}
+            Some(base) => kept.push(format!("--table-base={base}")),
+            None => {
+                let why = format!("the folder of its table, {}, is not UTF-8", table.base.display());
+                return Err(RecordError::Broken { path: Record::path(run, &self.name), why });
+            }
+        }
+        let record = Record { words: Words::Line(kept), ..self.clone() };
         record.save(run)?;
         Ok(record)
     }
@@ -298,13 +306,14 @@ mod tests {
         let table = table.rooted("/data".as_ref());
         for before in [
             &["serve", "--table", "t", "--ublk"][..],
-            &["serve", "--ublk", "--table-text=0 8 zero"],
+            &["serve", "--ublk", "--table-text=0 8 zero", "--table-base=/old"],
             &["serve", "--no-table", "--ublk"],
         ] {
             let made = Record::new("disk", "/srv".into(), words(before), false);
             let next = made.with_table(&run, &table).unwrap();
-            assert_eq!(next.words, words(&["serve", "--ublk", "--table-text=0 8 linear a.img 0\n"]));
-            assert_eq!(next.folder, std::path::Path::new("/data"));
+            let text = "--table-text=0 8 linear a.img 0\n";
+            assert_eq!(next.words, words(&["serve", "--ublk", text, "--table-base=/data/"]));
+            assert_eq!(next.folder, std::path::Path::new("/srv"), "its other paths start where they did");
             assert_eq!(Record::load(&run, "disk").unwrap(), next);
         }
     }
