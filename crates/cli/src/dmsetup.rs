@@ -297,14 +297,18 @@ fn check_name(name: &str) -> Result<(), Refusal> {
 
 /// A name for another, or a uuid for none.
 fn rename(options: &Options) -> Result<(), Refusal> {
-    let name = plain(&options.names[0]);
-    if let Some(uuid) = options.value("setuuid") {
-        let [_] = options.names.as_slice() else { return Err(Refusal::of("Incorrect number of arguments.")) };
-        return ask("rename", name, &TableCall::SetUuid { uuid: uuid.to_owned() }).map(drop);
+    let [name, to] = options.names.as_slice() else { return Err(Refusal::of("No device specified.")) };
+    let name = plain(name);
+    if options.has("setuuid") {
+        // The kernel looks for another one first, too, be it the device's own.
+        let has_it = |info: &engine::tables::TableInfo| !to.is_empty() && info.uuid == *to;
+        if let Some((_, other)) = all()?.iter().find(|(answer, _)| has_it(&answer.info)) {
+            let why = format!("{} has that uuid", other.name);
+            return Err(Refusal::ioctl("rename", name, EBUSY, &why));
+        }
+        return ask("rename", name, &TableCall::SetUuid { uuid: to.clone() }).map(drop);
     }
-    let Some(to) = options.names.get(1).map(|to| plain(to)) else {
-        return Err(Refusal::of("No device specified."));
-    };
+    let to = plain(to);
     check_name(to)?;
     ask("rename", name, &TableCall::Rename { to: to.to_owned() }).map(drop)
 }

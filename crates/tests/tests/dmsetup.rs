@@ -36,7 +36,13 @@ fn a_name_that_changes_takes_socket_and_control_along_and_is_free_again() {
     assert_eq!(dmsetup(&sandbox, &["table", "uno"]).ok(), "0 2048 linear a.img 0\n", "it is what it was");
     dmsetup(&sandbox, &["rename", "uno", "--setuuid", "U-1"]).ok();
     dmsetup(&sandbox, &["rename", "uno", "--setuuid", "U-2"]).failed_with(1);
-    dmsetup(&sandbox, &["remove", "-u", "U-1"]).ok();
+    let said = dmsetup(&sandbox, &["rename", "--setuuid", "one", "U-1"]).failed_with(1);
+    assert!(
+        said.starts_with("device-mapper: rename ioctl on one  failed: Device or resource busy\n"),
+        "{said}"
+    );
+    assert_eq!(dmsetup(&sandbox, &["info", "--noheadings", "-coname,uuid"]).ok(), "one:\nuno:U-1\n");
+    dmsetup(&sandbox, &["remove", "-uU-1"]).ok();
     assert_eq!(dmsetup(&sandbox, &["ls"]).ok(), "one\t(0:0)\n");
     dmsetup(&sandbox, &["remove_all"]).ok();
     assert_eq!(std::fs::read_dir(sandbox.run_dir()).unwrap().count(), 0, "nothing is left of either name");

@@ -10,7 +10,7 @@ Usage: blockyard dmsetup
   suspend [--noflush] [--nolockfs] NAME...
   resume [--noflush] [--nolockfs] NAME...         puts what was loaded to use
   remove [-f] [--retry] [--deferred] NAME...      remove_all [-f]
-  rename NAME NEW | rename NAME --setuuid UUID    wipe_table NAME...
+  rename NAME NEW | rename --setuuid NAME UUID    wipe_table NAME...
   clear NAME...                                   empties the inactive slot
   table [--target KIND] [--inactive] [--concise] [NAME...]    status [--target KIND] [NAME...]
   message NAME SECTOR MESSAGE...
@@ -50,20 +50,20 @@ const COMMANDS: [(&str, usize, usize, &[&str]); 23] = [
     ("help", 0, 0, &[]),
     ("-h", 0, 0, &[]),
 ];
-/// What every command takes. The last five ask for something to be left out that there is not: waiting for udev, its
+/// What every command takes. The last four ask for something to be left out that there is not: waiting for udev, its
 /// rules, the count of opens being asked for, checks of ioctls.
 const COMMON: [&str; 6] = ["verbose", "uuid", "noudevsync", "noudevrules", "noopencount", "checks"];
-const WITH_VALUE: &[&str] = &["table", "uuid", "target", "options", "separator", "sort", "setuuid"];
-const SHORT: [(&str, &str); 9] = [
-    ("-u", "uuid"),
-    ("-r", "readonly"),
-    ("-f", "force"),
-    ("-c", "columns"),
-    ("-C", "columns"),
-    ("-o", "options"),
-    ("-O", "sort"),
-    ("-n", "notable"),
-    ("-v", "verbose"),
+const WITH_VALUE: &[&str] = &["table", "uuid", "target", "options", "separator", "sort"];
+const SHORT: [(char, &str); 9] = [
+    ('u', "uuid"),
+    ('r', "readonly"),
+    ('f', "force"),
+    ('c', "columns"),
+    ('C', "columns"),
+    ('o', "options"),
+    ('O', "sort"),
+    ('n', "notable"),
+    ('v', "verbose"),
 ];
 /// Options of `add`, which are for the process that serves.
 const FOR_ADD: &[&str] = &[
@@ -98,6 +98,33 @@ impl Options {
     pub(super) fn value(&self, name: &str) -> Option<&str> {
         self.given.iter().rev().find(|(given, _)| given == name)?.1.as_deref()
     }
+
+    /// Options of a letter, any number of them. One that has a value has the rest of the word for it, or `next`.
+    fn take_letters(
+        &mut self,
+        letters: &str,
+        mut next: impl FnMut() -> Option<String>,
+    ) -> Result<(), Refusal> {
+        let mut rest = letters.chars();
+        while let Some(letter) = rest.next() {
+            let known = SHORT.iter().find(|(short, _)| *short == letter);
+            let (_, name) = known.ok_or_else(|| usage(format!("invalid option -- '{letter}'")))?;
+            let mut value = None;
+            if WITH_VALUE.contains(name) {
+                let own = std::mem::replace(&mut rest, "".chars()).as_str();
+                let missing = || usage(format!("option requires an argument -- '{letter}'"));
+                value = Some(if own.is_empty() { next().ok_or_else(missing)? } else { own.to_owned() });
+            }
+            self.given.push(((*name).to_owned(), value));
+        }
+        Ok(())
+    }
+}
+
+/// What stands behind the `-` of a word of letters: `-` alone is stdin, and `-h` asks for help.
+fn letters(word: &str) -> Option<&str> {
+    let letters = word.strip_prefix('-').filter(|letters| !letters.is_empty() && !letters.starts_with('-'));
+    letters.filter(|letters| *letters != "h")
 }
 
 pub(super) fn parse(words: &[String]) -> Result<Options, Refusal> {
@@ -117,19 +144,20 @@ pub(super) fn parse(words: &[String]) -> Result<Options, Refusal> {
             }
             continue;
         }
-        let name = match SHORT.iter().find(|(short, _)| *short == key) {
-            Some((_, name)) => *name,
-            None => match key.strip_prefix("--") {
-                Some(name) if !name.is_empty() => name,
-                _ if options.command.is_empty() => {
-                    options.command.clone_from(word);
-                    continue;
-                }
-                _ => {
-                    options.names.push(word.clone());
-                    continue;
-                }
-            },
+        if let Some(letters) = letters(word) {
+            options.take_letters(letters, || words.next().cloned())?;
+            continue;
+        }
+        let name = match key.strip_prefix("--") {
+            Some(name) if !name.is_empty() => name,
+            _ if options.command.is_empty() => {
+                options.command.clone_from(word);
+                continue;
+            }
+            _ => {
+                options.names.push(word.clone());
+                continue;
+            }
         };
         let value = match (WITH_VALUE.contains(&name), value) {
             (true, None) => {
@@ -184,4 +212,43 @@ fn check(mut options: Options) -> Result<Options, Refusal> {
         ]));
     }
     Ok(options)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Options, Refusal> {
+        parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn letters_are_joined_with_each_other_and_with_their_values() {
+        for line in
+            ["info -c -o name,uuid x", "info -co name,uuid x", "info x -coname,uuid", "-coname,uuid info x"]
+        {
+            let options = parsed(line).expect(line);
+            assert_eq!((options.command.as_str(), options.names.as_slice()), ("info", &["x".to_owned()][..]));
+            assert!(options.has("columns"), "{line}");
+            assert_eq!(options.value("options"), Some("name,uuid"), "{line}");
+        }
+        let options = parsed("create -rnuU-1 x").expect("it is known");
+        assert!(options.has("readonly") && options.has("notable"));
+        assert_eq!(options.value("uuid"), Some("U-1"));
+        assert_eq!(parsed("info -c -O-name").expect("known").value("sort"), Some("-name"));
+        assert_eq!(parsed("load x -").expect("stdin").names, ["x", "-"]);
+        let said = |line| parsed(line).expect_err(line).0[0].clone();
+        assert_eq!(said("info -cx"), "invalid option -- 'x'");
+        assert_eq!(said("info -co"), "option requires an argument -- 'o'");
+        assert_eq!(said("ls -f"), "ls: it has no option --force");
+    }
+
+    #[test]
+    fn setuuid_is_a_switch_wherever_it_stands() {
+        for line in ["rename --setuuid x U-1", "rename x --setuuid U-1", "--setuuid rename x U-1"] {
+            let options = parsed(line).expect(line);
+            assert!(options.has("setuuid"), "{line}");
+            assert_eq!(options.names, ["x", "U-1"], "{line}");
+        }
+    }
 }
