@@ -12,7 +12,7 @@ use layers::target::{Devices, Kind, LookupError, Place, TargetError, kinds};
 use ring::KernelRing;
 use std::fs::File;
 use std::io::{self, Seek};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// How long what is not asked is taken to be.
@@ -105,7 +105,15 @@ impl Looked<'_> {
             why: format!("{}: {why}", spec.path.display()),
             errno: why.raw_os_error().unwrap_or(libc::EIO),
         };
-        let mut file = File::open(&spec.path).map_err(failed)?;
+        // Nobody may ever write into a FIFO.
+        let nonblocking = libc::O_NONBLOCK;
+        let file = File::options().read(true).custom_flags(nonblocking).open(&spec.path);
+        let mut file = file.map_err(failed)?;
+        let kind = file.metadata().map_err(failed)?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            let why = format!("{}: it is neither a regular file nor a block device", spec.path.display());
+            return Err(LookupError { why, errno: libc::EINVAL });
+        }
         let end = file.seek(io::SeekFrom::End(0)).map_err(failed)?;
         let size = Bytes(end.saturating_sub(spec.offset.0));
         let size =
@@ -186,6 +194,8 @@ mod tests {
         let (disk, store) = (folder.join("disk"), folder.join("store"));
         std::fs::write(&disk, vec![0; 1 << 20]).unwrap();
         std::fs::write(&store, vec![0; 1 << 20]).unwrap();
+        let (here, fifo, mode) = (rustix::fs::CWD, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
+        rustix::fs::mknodat(here, folder.join("pipe"), fifo, mode, 0).unwrap();
         let said = |text: &str| {
             let spec = text.parse::<TableSpec>().unwrap().rooted(&folder);
             rehearse(&spec, &["other"]).map_or_else(|why| why.to_string(), |()| String::new())
@@ -209,6 +219,8 @@ mod tests {
             ("0 8 linear file:disk,offset=1M 0", "too small for target"),
             ("0 48 striped 2 48 disk 0 disk 0", "striped: Target length not divisible by chunk size"),
             ("0 8 linear 4095:7 0", "there is no such block device"),
+            ("0 8 linear pipe 0", "pipe: it is neither a regular file nor a block device"),
+            ("0 8 linear . 0", "it is neither a regular file nor a block device"),
         ] {
             let said = said(bad);
             assert!(said.contains(why), "{bad}: {said}");
