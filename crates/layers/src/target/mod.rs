@@ -6,9 +6,9 @@
 //! and says and hears what `dmsetup status`, `table` and `message` carry. [`TableLayer`] puts the targets of a table next
 //! to each other and cuts requests at their ends, and at every [`max_io_len`](Target::max_io_len).
 //!
-//! A target sees offsets from its own start, and never a request that reaches beyond its end or across a
-//! multiple of its `max_io_len`, save discards where it [`spreads`](Target::spreads) them. A flush comes to every target once: who stands on several devices sends it to
-//! all of them ([`Fan`]).
+//! A target sees offsets from its own start, and never a request that reaches beyond its end or across a multiple of its
+//! `max_io_len`, save discards and writes of zeroes where it [`spreads`](Target::spreads) them. A flush comes to every
+//! target once: who stands on several devices sends it to all of them ([`Fan`]).
 //!
 //! *Invariant:* what is wrong with a line is said in the kernel's words (`ti->error`), with its errno.
 //!
