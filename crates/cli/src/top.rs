@@ -101,7 +101,9 @@ async fn on_the_screen(args: &TopArgs, run: RunDir) -> Result<ExitCode, Failure>
     let mut next = Instant::now();
     let mut looking = false;
     loop {
-        screen.terminal.draw(|frame| view::draw(frame, &model, theme)).map_err(failed)?;
+        let mut scroll = 0;
+        screen.terminal.draw(|frame| scroll = view::draw(frame, &model, theme)).map_err(failed)?;
+        model.drawn(scroll);
         let errand = tokio::select! {
             event = events.recv() => match event {
                 Some(Event::Key(key)) => input::action(key).and_then(|action| model.act(action)),
@@ -131,6 +133,8 @@ async fn on_the_screen(args: &TopArgs, run: RunDir) -> Result<ExitCode, Failure>
         match errand {
             Some(Errand::Quit) => return Ok(ExitCode::SUCCESS),
             Some(Errand::Sleep) => screen.sleep().map_err(failed)?,
+            // One is on its way.
+            Some(Errand::Look) if looking => {}
             Some(Errand::Look) => {
                 looking = true;
                 next = Instant::now() + Duration::from_millis(model.interval_ms);

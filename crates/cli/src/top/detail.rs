@@ -14,15 +14,26 @@ const WIDE: usize = 160;
 const LIMIT: usize = 39;
 const BAR: usize = 20;
 
-type Lines = Vec<Line<'static>>;
+type Part = Vec<Line<'static>>;
 
 /// The lines on the left and, where there is room, those on the right.
-pub(super) fn lines(row: &Row, picked: Option<&PathState>, width: usize, theme: Theme) -> (Lines, Lines) {
+pub(super) struct Lines {
+    pub(super) left: Part,
+    pub(super) right: Part,
+    /// That of the path that is picked out, on the left.
+    pub(super) picked: Option<usize>,
+}
+
+/// All there is to say of a device.
+pub(super) fn lines(row: &Row, picked: Option<&PathState>, width: usize, theme: Theme) -> Lines {
     let is_wide = width >= WIDE;
     let column = if is_wide { width / 2 - 1 } else { width };
     let mut left = summary(row, column, theme);
     left.extend(operations(row, theme));
+    // Behind a title.
+    let first = left.len() + 1;
     left.extend(paths(row, picked, column, theme));
+    let picked = row.paths.iter().position(|path| picked.is_some_and(|picked| std::ptr::eq(picked, path)));
     left.extend(layers(row, theme));
     let mut right = queues(row, theme);
     right.extend(exports(row, column, theme));
@@ -31,14 +42,14 @@ pub(super) fn lines(row: &Row, picked: Option<&PathState>, width: usize, theme: 
     if !is_wide {
         left.append(&mut right);
     }
-    (left, right)
+    Lines { left, right, picked: picked.map(|at| first + at) }
 }
 
 fn title(text: &str, theme: Theme) -> Line<'static> {
     Line::styled(text.to_owned(), theme.head())
 }
 
-fn summary(row: &Row, width: usize, theme: Theme) -> Lines {
+fn summary(row: &Row, width: usize, theme: Theme) -> Part {
     let info = &row.info;
     let layers = info.layers.iter().rev().map(|layer| format!("{layer} > "));
     let stack: String = layers.chain([info.stack.clone()]).collect();
@@ -72,7 +83,7 @@ fn summary(row: &Row, width: usize, theme: Theme) -> Lines {
     ]
 }
 
-fn operations(row: &Row, theme: Theme) -> Lines {
+fn operations(row: &Row, theme: Theme) -> Part {
     let head = format!(
         "{:<14}{:>7}{:>9}{:>8}{:>8}{:>8}{:>8}{:>8}",
         "OPERATION", "io/s", "bytes/s", "p50", "p90", "p99", "p99.9", "max"
@@ -99,7 +110,7 @@ fn operations(row: &Row, theme: Theme) -> Lines {
     lines
 }
 
-fn paths(row: &Row, picked: Option<&PathState>, width: usize, theme: Theme) -> Lines {
+fn paths(row: &Row, picked: Option<&PathState>, width: usize, theme: Theme) -> Part {
     if row.paths.is_empty() {
         return Vec::new();
     }
@@ -125,7 +136,7 @@ fn paths(row: &Row, picked: Option<&PathState>, width: usize, theme: Theme) -> L
     lines
 }
 
-fn layers(row: &Row, theme: Theme) -> Lines {
+fn layers(row: &Row, theme: Theme) -> Part {
     let head =
         format!("{:<24}{:>8}{:>9}{:>7}  {:<BAR$}{:>10}", "LAYER", "io/s", "await", "own", "", "under way");
     let mut lines = vec![title(&head, theme)];
@@ -147,7 +158,7 @@ fn layers(row: &Row, theme: Theme) -> Lines {
     lines
 }
 
-fn queues(row: &Row, theme: Theme) -> Lines {
+fn queues(row: &Row, theme: Theme) -> Part {
     let mut lines = vec![title("QUEUE  THREAD     RING        UNDER WAY", theme)];
     for (number, queue) in row.info.queues.iter().enumerate() {
         let share = queue.in_flight as f64 / f64::from(queue.depth.max(1));
@@ -163,7 +174,7 @@ fn queues(row: &Row, theme: Theme) -> Lines {
     lines
 }
 
-fn exports(row: &Row, width: usize, theme: Theme) -> Lines {
+fn exports(row: &Row, width: usize, theme: Theme) -> Part {
     let mut lines = vec![title("EXPORT    CLIENTS", theme)];
     for export in &row.info.exports {
         let text = format!("{:<10}{:>7}  {}", export.kind, export.connections, export.address);
@@ -177,7 +188,7 @@ fn exports(row: &Row, width: usize, theme: Theme) -> Lines {
     lines
 }
 
-fn facts(row: &Row, width: usize, theme: Theme) -> Lines {
+fn facts(row: &Row, width: usize, theme: Theme) -> Part {
     let mut lines = vec![title("BACKEND", theme)];
     let facts = row.info.backend.iter().map(|(key, value)| format!("{key}: {value}"));
     lines.extend(facts.map(|text| Line::raw(fit(&text, width))));
@@ -185,7 +196,7 @@ fn facts(row: &Row, width: usize, theme: Theme) -> Lines {
 }
 
 /// In as many columns as there is room for; those that are 0 are left out.
-fn limits(row: &Row, width: usize, theme: Theme) -> Lines {
+fn limits(row: &Row, width: usize, theme: Theme) -> Part {
     let mut lines = vec![title("LIMITS (those that are not 0)", theme)];
     let limits = row.info.limits.iter().filter(|(_, value)| **value > 0);
     let cells: Vec<String> = limits.map(|(key, value)| format!("{key:<27} {value:>10}")).collect();

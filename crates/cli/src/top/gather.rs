@@ -1,7 +1,7 @@
 //! One look at everything: all devices of all processes, each with what it counted and how its paths are.
 //!
-//! Every process is asked at once and given a second. One that does not answer by then is told of as silent, one that
-//! is gone is not there: neither keeps the others from being shown.
+//! Every process is asked at once, and given a second and a little for each of its devices. One that does not answer by
+//! then is told of as silent, one that is gone is not there: neither keeps the others from being shown.
 
 use super::paths::{PathState, paths_of};
 use engine::control::{ClientError, ControlClient, ControlError, DeviceInfo, DeviceStats};
@@ -13,8 +13,10 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// How long a process may take for all of its devices.
+/// How long a process may take to say which devices it has, and then to tell of them.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How much longer for each of them: they are asked for one after the other.
+const EACH: Duration = Duration::from_millis(100);
 
 /// One device as it was found.
 #[derive(Clone, Debug)]
@@ -47,16 +49,7 @@ pub(super) async fn look(run: &RunDir, wanted: &[String]) -> Look {
     let mut asking = JoinSet::new();
     for socket in run.processes() {
         let wanted = wanted.to_vec();
-        asking.spawn(async move {
-            match timeout(PATIENCE, process(&socket, &wanted)).await {
-                Ok(Ok(samples)) => Answer::Devices(samples),
-                // Its queue of callers is full: it is there, and does not answer.
-                Ok(Err(ClientError::Connect { source, .. })) if source.kind() != ErrorKind::WouldBlock => {
-                    Answer::Gone
-                }
-                _ => Answer::Silent(socket),
-            }
-        });
+        asking.spawn(async move { process(socket, &wanted).await });
     }
     let mut look = Look::default();
     while let Some(answer) = asking.join_next().await {
@@ -74,13 +67,33 @@ pub(super) async fn look(run: &RunDir, wanted: &[String]) -> Look {
     look
 }
 
-async fn process(socket: &Path, wanted: &[String]) -> Result<Vec<Sample>, ClientError> {
-    let client = ControlClient::new(socket);
-    let mut samples = Vec::new();
-    for info in client.devices().await? {
-        if !wanted.is_empty() && !wanted.contains(&info.name) {
-            continue;
+async fn process(socket: PathBuf, wanted: &[String]) -> Answer {
+    let client = ControlClient::new(&socket);
+    let found: Result<Vec<Sample>, Option<ClientError>> = async {
+        let mut devices = timeout(PATIENCE, client.devices()).await.map_err(|_| None)??;
+        devices.retain(|info| wanted.is_empty() || wanted.contains(&info.name));
+        let patience = PATIENCE + EACH * u32::try_from(devices.len()).unwrap_or(u32::MAX);
+        Ok(timeout(patience, samples(&client, devices, &socket)).await.map_err(|_| None)??)
+    }
+    .await;
+    match found {
+        Ok(samples) => Answer::Devices(samples),
+        // Where its queue of callers is full it is there, and does not answer.
+        Err(Some(ClientError::Connect { source, .. })) if source.kind() != ErrorKind::WouldBlock => {
+            Answer::Gone
         }
+        // Too late, if there is no error.
+        Err(_) => Answer::Silent(socket),
+    }
+}
+
+async fn samples(
+    client: &ControlClient,
+    devices: Vec<DeviceInfo>,
+    socket: &Path,
+) -> Result<Vec<Sample>, ClientError> {
+    let mut samples = Vec::with_capacity(devices.len());
+    for info in devices {
         let stats = match client.stats(&info.name).await {
             Ok(stats) => stats,
             // It went between the two questions.
@@ -88,7 +101,7 @@ async fn process(socket: &Path, wanted: &[String]) -> Result<Vec<Sample>, Client
             Err(why) => return Err(why),
         };
         let paths =
-            if info.backend.contains_key("multipath") { paths(&client, &info.name).await } else { vec![] };
+            if info.backend.contains_key("multipath") { paths(client, &info.name).await } else { vec![] };
         samples.push(Sample { info, stats, paths, socket: socket.to_owned() });
     }
     Ok(samples)

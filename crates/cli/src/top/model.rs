@@ -63,6 +63,8 @@ pub(super) struct Model {
     pub(super) path: usize,
     /// Lines of a device that are above the screen.
     pub(super) scroll: usize,
+    /// The path that is picked out was just picked: it is to be seen.
+    pub(super) follow: bool,
     pub(super) sort: Sort,
     pub(super) reversed: bool,
     pub(super) paused: bool,
@@ -89,6 +91,7 @@ impl Model {
             selected: None,
             path: 0,
             scroll: 0,
+            follow: false,
             sort: Sort::Iops,
             reversed: false,
             paused: false,
@@ -127,6 +130,11 @@ impl Model {
             self.note = format!("{name} is gone");
             (self.screen, self.asks) = (Screen::Devices, None);
         }
+    }
+
+    /// How far down was drawn: who draws knows where a device ends, and from there one goes up again.
+    pub(super) fn drawn(&mut self, scroll: usize) {
+        self.scroll = scroll;
     }
 
     /// What came of an order.
@@ -205,11 +213,9 @@ impl Model {
             Action::Enter => self.enter(),
             Action::Back => self.screen = Screen::Devices,
             Action::Move(by) => self.go(by),
+            Action::Scroll(by) if self.screen == Screen::Devices => self.go(by),
             Action::Scroll(by) => {
-                self.scroll = self.scroll.saturating_add_signed(by);
-                if self.screen == Screen::Devices {
-                    self.go(by);
-                }
+                (self.scroll, self.follow) = (self.scroll.saturating_add_signed(by), false);
             }
             Action::Other | Action::Sort(_) | Action::Yes | Action::Quit | Action::Sleep => {}
         }
@@ -229,7 +235,7 @@ impl Model {
     fn enter(&mut self) {
         if let (Screen::Devices, Some(name)) = (&self.screen, &self.selected) {
             self.screen = Screen::Device(name.clone());
-            (self.path, self.scroll) = (0, 0);
+            (self.path, self.scroll, self.follow) = (0, 0, false);
         }
     }
 
@@ -237,7 +243,7 @@ impl Model {
         let step = |at: usize, of: usize| at.saturating_add_signed(by).min(of.saturating_sub(1));
         match self.shown().map(|row| row.paths.len()) {
             Some(0) => self.scroll = self.scroll.saturating_add_signed(by),
-            Some(paths) => self.path = step(self.path.min(paths - 1), paths),
+            Some(paths) => (self.path, self.follow) = (step(self.path.min(paths - 1), paths), true),
             None => {
                 let at = step(self.selected_at(), self.rows.len());
                 self.selected = self.rows.get(at).map(|row| row.info.name.clone());

@@ -29,11 +29,12 @@ impl Screen {
         terminal.map(|terminal| Screen { terminal }).inspect_err(|_| give_back())
     }
 
-    /// Gives it back until somebody continues the process.
+    /// Gives it back until somebody continues the process. The whole group of processes sleeps, as it does when the
+    /// terminal itself is asked with Ctrl-Z: whoever started us through another process waits for that one. Nobody
+    /// here handles the signal, so it stops us; where there is no shell to continue a group, the kernel lets it go by.
     pub(super) fn sleep(&mut self) -> io::Result<()> {
         give_back();
-        let own = rustix::process::getpid();
-        rustix::process::kill_process(own, rustix::process::Signal::STOP)?;
+        rustix::process::kill_current_process_group(rustix::process::Signal::TSTP)?;
         enable_raw_mode()?;
         execute!(stdout(), EnterAlternateScreen, cursor::Hide)?;
         self.terminal.clear()

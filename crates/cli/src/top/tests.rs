@@ -90,7 +90,7 @@ fn model() -> Model {
 
 fn screen(model: &Model, width: u16, height: u16, theme: Theme) -> Vec<String> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-    terminal.draw(|frame| view::draw(frame, model, theme)).unwrap();
+    terminal.draw(|frame| _ = view::draw(frame, model, theme)).unwrap();
     let buffer = terminal.backend().buffer();
     let line = |y| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_owned();
     (0..height).map(line).collect()
@@ -190,7 +190,8 @@ fn without_colours_there_are_none_and_with_them_a_path_that_is_down_is_red() {
     model.screen = Screen::Device("m".into());
     for colour in [false, true] {
         let mut terminal = Terminal::new(TestBackend::new(80, 24)).unwrap();
-        terminal.draw(|frame| view::draw(frame, &model, Theme { colour, unicode: true })).unwrap();
+        let theme = Theme { colour, unicode: true };
+        terminal.draw(|frame| _ = view::draw(frame, &model, theme)).unwrap();
         let cells = terminal.backend().buffer().content();
         let reds = cells.iter().filter(|cell| cell.fg == Color::Red).count();
         let plain = cells.iter().all(|cell| cell.fg == Color::Reset && cell.bg == Color::Reset);
@@ -258,6 +259,48 @@ fn a_server_that_does_not_answer_and_one_that_goes() {
     model.take(Look::default(), "12:00:04 UTC".into());
     assert_eq!((model.screen.clone(), &*model.note), (Screen::Devices, "disk is gone"));
     assert!(screen(&model, 80, 24, PLAIN).concat().contains("There are no devices"));
+}
+
+#[test]
+fn what_a_silent_process_did_last_is_in_no_sum() {
+    let mut model = model();
+    let mut look = look(3);
+    look.samples[0].socket = "/run/control.1".into();
+    model.take(look, String::new());
+    let mut look = self::look(4);
+    look.samples.remove(0);
+    look.silent = vec!["/run/control.1".into()];
+    model.take(look, String::new());
+    assert_eq!(model.rows.len(), 2, "it is shown");
+    let drawn = screen(&model, 80, 24, PLAIN);
+    assert!(drawn[1].starts_with("10 IOPS  read 40.0K/s  write 0/s  32 in flight"), "{}", drawn[1]);
+}
+
+#[test]
+fn one_scrolls_back_from_the_end_and_sees_the_path_that_is_picked() {
+    let mut model = model();
+    let mut many = look(3);
+    many.samples[1].paths = (0..40).map(|n| path(&format!("nbd:{n:02}"), true)).collect();
+    model.take(many, String::new());
+    press(&mut model, &[Action::Sort(Sort::Name), Action::Move(1), Action::Enter]);
+    let draw = |model: &mut Model| {
+        let (mut scroll, mut terminal) = (0, Terminal::new(TestBackend::new(80, 24)).unwrap());
+        terminal.draw(|frame| scroll = view::draw(frame, model, PLAIN)).unwrap();
+        model.drawn(scroll);
+        screen(model, 80, 24, PLAIN)
+    };
+    press(&mut model, &[Action::Scroll(1 << 20)]);
+    let end = draw(&mut model);
+    assert!(end[22].starts_with("max_sectors"), "{}", end.join("\n"));
+    press(&mut model, &[Action::Scroll(-1)]);
+    assert_eq!(draw(&mut model)[3..23], end[2..22], "one line up");
+    press(&mut model, &[Action::Move(30)]);
+    assert!(draw(&mut model).iter().any(|line| line.starts_with("> up") && line.ends_with("nbd:30")));
+    press(&mut model, &[Action::Move(-30)]);
+    assert!(draw(&mut model)[2].ends_with("nbd:00"), "as few lines as show it");
+    press(&mut model, &[Action::Scroll(20)]);
+    let drawn = draw(&mut model).concat();
+    assert!(!drawn.contains("> up"), "pages go where they are sent: {drawn}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What is on the screen: a function of the model, the theme and the size, and of nothing else.
 
 use super::columns::{BAR, Column, Tone, columns, fit};
-use super::detail;
+use super::detail::{self, Lines};
 use super::input::HELP;
 use super::model::{Model, Screen};
 use super::numbers::{bytes, count};
@@ -16,24 +16,25 @@ use ratatui::widgets::Paragraph;
 /// From so many lines on, the device that is picked out is shown below the list.
 const TALL: u16 = 40;
 
-/// Draws everything.
-pub(super) fn draw(frame: &mut Frame<'_>, model: &Model, theme: Theme) {
+/// Draws everything. How many lines of a device are above the screen: as many as the model says, if there are.
+pub(super) fn draw(frame: &mut Frame<'_>, model: &Model, theme: Theme) -> usize {
     let parts = [Constraint::Length(2), Constraint::Min(0), Constraint::Length(1)];
     let [head, body, foot] = Layout::vertical(parts).areas(frame.area());
     frame.render_widget(Paragraph::new(header(model, theme, head.width.into())), head);
     frame.render_widget(Paragraph::new(footer(model, theme)), foot);
     match &model.screen {
         _ if model.help => frame.render_widget(Paragraph::new(help(theme)), body),
-        Screen::Device(_) => device(frame, body, model.shown(), model, theme),
+        Screen::Device(_) => return device(frame, body, model.shown(), model, theme),
         Screen::Devices if body.height >= TALL && !model.rows.is_empty() => {
             let wanted = (model.rows.len() as u16).saturating_add(2).min(body.height / 2);
             let [list, below] =
                 Layout::vertical([Constraint::Length(wanted), Constraint::Min(0)]).areas(body);
             devices(frame, list, model, theme);
-            device(frame, below, model.rows.get(model.selected_at()), model, theme);
+            let _ = device(frame, below, model.rows.get(model.selected_at()), model, theme);
         }
         Screen::Devices => devices(frame, body, model, theme),
     }
+    model.scroll
 }
 
 fn header(model: &Model, theme: Theme, width: usize) -> Vec<Line<'static>> {
@@ -50,7 +51,8 @@ fn header(model: &Model, theme: Theme, width: usize) -> Vec<Line<'static>> {
         first.insert(1, Span::styled("  paused", theme.bad()));
         first[2] = Span::raw(" ".repeat(gap.saturating_sub(8).max(1)));
     }
-    let sum = |of: fn(&Row) -> f64| model.rows.iter().map(of).sum::<f64>();
+    // What a silent process does is not known.
+    let sum = |of: fn(&Row) -> f64| model.rows.iter().filter(|row| !row.silent).map(of).sum::<f64>();
     let mut second = vec![Span::raw(format!(
         "{} IOPS  read {}/s  write {}/s  {} in flight",
         count(sum(Row::iops)),
@@ -182,19 +184,21 @@ fn device_line(
     Line::from(spans)
 }
 
-fn device(frame: &mut Frame<'_>, area: Rect, row: Option<&Row>, model: &Model, theme: Theme) {
-    let Some(row) = row else { return };
-    let picked = match model.screen {
-        Screen::Device(_) => model.shown_path(),
-        Screen::Devices => None,
+/// A device's lines; how many of them are above the screen.
+fn device(frame: &mut Frame<'_>, area: Rect, row: Option<&Row>, model: &Model, theme: Theme) -> usize {
+    let Some(row) = row else { return 0 };
+    let (picked, wanted) = match model.screen {
+        Screen::Device(_) => (model.shown_path(), model.scroll),
+        Screen::Devices => (None, 0),
     };
-    let (left, right) = detail::lines(row, picked, usize::from(area.width), theme);
+    let Lines { left, right, picked } = detail::lines(row, picked, usize::from(area.width), theme);
     let room = usize::from(area.height);
-    let scroll = |lines: &[Line<'_>]| {
-        let most = lines.len().saturating_sub(room);
-        u16::try_from(if picked.is_some() || model.scroll > 0 { model.scroll.min(most) } else { 0 })
-            .unwrap_or(0)
+    let most = |lines: &[Line<'_>]| lines.len().saturating_sub(room);
+    let wanted = match picked.filter(|_| model.follow) {
+        Some(line) => wanted.clamp((line + 1).saturating_sub(room), line),
+        None => wanted,
     };
+    let scroll = wanted.min(most(&left).max(most(&right)));
     let parts = if right.is_empty() {
         [Constraint::Percentage(100), Constraint::Length(0)]
     } else {
@@ -202,7 +206,8 @@ fn device(frame: &mut Frame<'_>, area: Rect, row: Option<&Row>, model: &Model, t
     };
     let areas: [Rect; 2] = Layout::horizontal(parts).areas(area);
     for (lines, area) in [left, right].into_iter().zip(areas) {
-        let at = scroll(&lines);
+        let at = u16::try_from(scroll.min(most(&lines))).unwrap_or(u16::MAX);
         frame.render_widget(Paragraph::new(lines).scroll((at, 0)), area);
     }
+    scroll
 }
