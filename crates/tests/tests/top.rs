@@ -6,6 +6,7 @@ use blockyard_tests::tools::{PATIENCE, command, missing, run, until, wait_within
 use rustix::process::Signal;
 use std::io::{Read, Write};
 use std::process::{Child, ChildStdin, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -182,16 +183,20 @@ fn text_needs_no_terminal_and_a_screen_does() {
     let sandbox = Sandbox::default();
     let server = sandbox.serve("ram:1M", &["--name", "disk"]);
     let socket = server.socket();
+    let ended = Arc::new(AtomicBool::new(false));
+    let has_ended = ended.clone();
     let load = std::thread::spawn(move || {
         let mut peer = blockyard_tests::peer::Peer::connect(&socket, "disk");
-        for n in 0..40 {
-            peer.read(n * 4096, 4096).expect("read");
+        while !has_ended.load(Ordering::Relaxed) {
+            peer.read(4096, 4096).expect("read");
             std::thread::sleep(Duration::from_millis(10));
         }
         peer.disconnect();
     });
-    let pages = sandbox.run(&["top", "-b", "-n", "2", "-d", "0.2"]).ok();
+    let pages = sandbox.run(&["top", "-b", "-n", "2", "-d", "0.2"]);
+    ended.store(true, Ordering::Relaxed);
     load.join().expect("it reads");
+    let pages = pages.ok();
     let disk: Vec<&str> = pages.lines().filter(|line| line.starts_with("disk ")).collect();
     assert_eq!((pages.matches("blockyard top - ").count(), disk.len()), (2, 2), "{pages}");
     let header = pages.lines().find(|line| line.starts_with("DEVICE")).unwrap_or_default();

@@ -162,8 +162,10 @@ fn btt_and_stat_agree_about_latencies_but_for_a_turn() {
     assert_eq!(words[3], 20.0, "{row}");
     let traced_ms = words[1] * 1e3 * 2.0;
     assert!(traced_ms >= 40.0 && counted_ms >= 40.0, "{traced_ms} {counted_ms}");
-    // A turn takes microseconds where the machine has time for it; this is room for one that has not.
-    assert!((counted_ms - traced_ms).abs() < 20.0, "btt: {traced_ms} ms, stat: {counted_ms} ms");
+    // A turn takes microseconds where the machine has time for it, and who knows what where it has not: not as long as
+    // the delay itself, on average, or one of them times something else.
+    let (short, long) = (traced_ms.min(counted_ms), traced_ms.max(counted_ms));
+    assert!(long < 2.0 * short, "btt: {traced_ms} ms, stat: {counted_ms} ms");
 }
 
 /// The seed's experiment: 2048 sectors from 2488 on under the default limits of an old driver (BLK-6, BLK-7), which
