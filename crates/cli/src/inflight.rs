@@ -3,7 +3,7 @@
 use crate::args::InflightArgs;
 use crate::failure::{Failure, print};
 use crate::listing::{block_on, client_of, run_dir};
-use crate::log::{self, Level};
+use crate::log::{self, Level, Line, Value};
 use engine::host::Host;
 use engine::slow::{InFlight, InFlightList};
 use std::fmt::Write;
@@ -79,35 +79,40 @@ pub(crate) async fn on_signal(host: Arc<Host>, mut signal: Signal) {
     while signal.recv().await.is_some() {
         for device in host.devices() {
             let list = host.in_flight(&device).await;
-            tell(device.name().as_str(), &list);
+            log::say_all(lines(device.name().as_str(), &list)).await;
         }
     }
 }
 
-fn tell(device: &str, list: &InFlightList) {
-    let fields =
-        vec![("device", device.to_owned()), ("requests", (list.requests.len() + list.more).to_string())];
-    log::say(Level::INFO, "requests in flight", fields);
+fn lines(device: &str, list: &InFlightList) -> Vec<Line> {
+    let requests = Value::number(list.requests.len() + list.more);
+    let fields = vec![("device", device.into()), ("requests", requests)];
+    let mut lines = vec![Line::new(Level::INFO, "requests in flight", fields)];
     for request in &list.requests {
         let mut fields = vec![
-            ("device", request.device.clone()),
-            ("queue", request.queue.to_string()),
-            ("reactor", request.reactor.to_string()),
-            ("tag", request.tag.to_string()),
-            ("op", request.op.clone()),
-            ("sector", request.sector.to_string()),
-            ("bytes", request.bytes.to_string()),
-            ("node", node(request).to_owned()),
-            ("state", request.state.clone()),
-            ("age_ms", milliseconds(request.age_ns)),
+            ("device", request.device.as_str().into()),
+            ("queue", Value::number(request.queue)),
+            ("reactor", Value::number(request.reactor)),
+            ("tag", Value::number(request.tag)),
+            ("op", request.op.as_str().into()),
+            ("sector", Value::number(request.sector)),
+            ("bytes", Value::number(request.bytes)),
+            ("node", node(request).into()),
+            ("state", request.state.as_str().into()),
+            ("age_ms", Value::number(milliseconds(request.age_ns))),
         ];
         if let Some(parent) = request.parent {
-            fields.push(("parent", parent.to_string()));
+            fields.push(("parent", Value::number(parent)));
         }
-        log::say(Level::INFO, "in flight", fields);
+        lines.push(Line::new(Level::INFO, "in flight", fields));
+    }
+    if list.more > 0 {
+        let fields = vec![("device", device.into()), ("requests", Value::number(list.more))];
+        lines.push(Line::new(Level::INFO, "and more in flight", fields));
     }
     for reactor in &list.silent {
-        let fields = vec![("device", device.to_owned()), ("reactor", reactor.to_string())];
-        log::say(Level::WARN, "a reactor does not answer", fields);
+        let fields = vec![("device", device.into()), ("reactor", Value::number(reactor))];
+        lines.push(Line::new(Level::WARN, "a reactor does not answer", fields));
     }
+    lines
 }

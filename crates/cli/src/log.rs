@@ -4,20 +4,22 @@
 //! finds no room is counted, and the count is written with the next line: neither I/O nor the control plane waits for a
 //! full pipe or a stuck journal. Quiet by default: warnings and errors only.
 //!
-//! *Invariant:* at most [`ROOM`] lines wait, each of a few KiB.
+//! *Invariant:* at most [`ROOM`] lines wait, each of a few KiB, and one list that somebody asked for: whoever sent that waits
+//! until it is written.
 
 mod journal;
 mod lines;
 
 use journal::Journal;
 pub(crate) use lines::Format;
-use std::fmt::{Debug, Write};
+use std::fmt::{Debug, Display, Write};
 use std::io::Write as _;
 use std::str::FromStr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, SystemTime};
+use tokio::sync::oneshot;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -28,6 +30,8 @@ pub(crate) use tracing::Level;
 const ROOM: usize = 1024;
 /// The longest that a process waits at its end for its last lines to be written.
 const LAST_LINES: Duration = Duration::from_secs(1);
+/// How long to sleep before looking for room again.
+const PAUSE: Duration = Duration::from_millis(10);
 /// The longest text of one field, in bytes.
 const FIELD_MAX: usize = 4096;
 
@@ -76,16 +80,48 @@ impl FromStr for LogSpec {
     }
 }
 
+/// What a field holds: text, whatever it looks like, or a number.
+pub(crate) struct Value {
+    text: String,
+    is_number: bool,
+}
+
+impl From<String> for Value {
+    fn from(text: String) -> Value {
+        Value { text, is_number: false }
+    }
+}
+
+impl From<&str> for Value {
+    fn from(text: &str) -> Value {
+        text.to_owned().into()
+    }
+}
+
+impl Value {
+    pub(crate) fn number(number: impl Display) -> Value {
+        Value { text: number.to_string(), is_number: true }
+    }
+}
+
 /// Something that was said.
 pub(crate) struct Line {
     at: SystemTime,
     level: Level,
     message: String,
-    fields: Vec<(&'static str, String)>,
+    fields: Vec<(&'static str, Value)>,
+}
+
+impl Line {
+    pub(crate) fn new(level: Level, message: &str, fields: Vec<(&'static str, Value)>) -> Line {
+        Line { at: SystemTime::now(), level, message: message.to_owned(), fields }
+    }
 }
 
 enum Mail {
     Line(Line),
+    /// Who dropped the other end of this does not wait any more.
+    Lines(Vec<Line>, oneshot::Sender<()>),
     /// All that was said before has been written when this is dropped.
     Mark(SyncSender<()>),
 }
@@ -120,10 +156,10 @@ pub(crate) fn start(spec: LogSpec, verbose: bool) {
     let _ = tracing::subscriber::set_global_default(Said);
 }
 
-/// Say something whatever the level is: it was asked for.
-pub(crate) fn say(level: Level, message: &str, fields: Vec<(&'static str, String)>) {
+/// Say all of this whatever the level is: it was asked for. Ends when it is written, and none of it is lost.
+pub(crate) async fn say_all(lines: Vec<Line>) {
     if let Some(log) = LOG.get() {
-        log.put(Line { at: SystemTime::now(), level, message: message.to_owned(), fields });
+        log.put_all(lines).await;
     }
 }
 
@@ -142,6 +178,18 @@ impl Log {
             self.lost.fetch_add(1, Relaxed);
         }
     }
+
+    /// They need the room of one line, and whoever asked waits for that.
+    async fn put_all(&self, lines: Vec<Line>) {
+        let (sender, written) = oneshot::channel();
+        let mut mail = Mail::Lines(lines, sender);
+        while let Err(TrySendError::Full(again)) = self.mail.try_send(mail) {
+            mail = again;
+            tokio::time::sleep(PAUSE).await;
+        }
+        // An error: it was dropped behind the last line.
+        let _ = written.await;
+    }
 }
 
 /// The thread that writes.
@@ -153,21 +201,25 @@ struct Writer {
 impl Writer {
     fn run(self, inbox: &Receiver<Mail>) {
         while let Ok(mail) = inbox.recv() {
-            let line = match mail {
-                Mail::Line(line) => line,
-                Mail::Mark(mark) => {
-                    drop(mark);
-                    continue;
+            match mail {
+                Mail::Line(line) => self.line(&line),
+                Mail::Lines(lines, written) => {
+                    lines.iter().for_each(|line| self.line(line));
+                    drop(written);
                 }
-            };
-            let lost = LOST.swap(0, Relaxed);
-            if lost > 0 {
-                let fields = vec![("lines", lost.to_string())];
-                let message = "lines of the log were lost: they came faster than they are written".to_owned();
-                self.write(&Line { at: line.at, level: Level::WARN, message, fields });
+                Mail::Mark(mark) => drop(mark),
             }
-            self.write(&line);
         }
+    }
+
+    fn line(&self, line: &Line) {
+        let lost = LOST.swap(0, Relaxed);
+        if lost > 0 {
+            let fields = vec![("lines", Value::number(lost))];
+            let message = "lines of the log were lost: they came faster than they are written".to_owned();
+            self.write(&Line { at: line.at, level: Level::WARN, message, fields });
+        }
+        self.write(line);
     }
 
     fn write(&self, line: &Line) {
@@ -213,10 +265,22 @@ impl Subscriber for Said {
 
 struct Gathered {
     message: String,
-    fields: Vec<(&'static str, String)>,
+    fields: Vec<(&'static str, Value)>,
 }
 
 impl Visit for Gathered {
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.fields.push((field.name(), Value::number(value)));
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.fields.push((field.name(), Value::number(value)));
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.fields.push((field.name(), Value::number(value)));
+    }
+
     fn record_str(&mut self, field: &Field, value: &str) {
         self.record_debug(field, &format_args!("{value}"));
     }
@@ -232,7 +296,7 @@ impl Visit for Gathered {
         if field.name() == "message" {
             self.message = text;
         } else {
-            self.fields.push((field.name(), text));
+            self.fields.push((field.name(), text.into()));
         }
     }
 }
@@ -263,5 +327,27 @@ mod tests {
         }
         assert_eq!(LOST_HERE.load(Relaxed), 3);
         assert_eq!(inbox.try_iter().count(), 2);
+    }
+
+    #[test]
+    fn a_list_that_is_longer_than_the_room_waits_for_room_and_is_whole() {
+        static LOST_HERE: AtomicU64 = AtomicU64::new(0);
+        let (mail, inbox) = sync_channel(1);
+        let log = Log { level: Level::WARN, mail, lost: &LOST_HERE };
+        let line = || Line::new(Level::INFO, "in flight", vec![]);
+        log.put(line());
+        let reader = std::thread::spawn(move || {
+            std::thread::sleep(3 * PAUSE);
+            let of = |mail| match mail {
+                Mail::Line(_) => 1,
+                Mail::Lines(lines, _) => lines.len(),
+                Mail::Mark(_) => 0,
+            };
+            [inbox.recv(), inbox.recv()].map(|mail| of(mail.expect("it comes")))
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+        runtime.block_on(log.put_all((0..5000).map(|_| line()).collect()));
+        assert_eq!(reader.join().expect("it reads"), [1, 5000]);
+        assert_eq!(LOST_HERE.load(Relaxed), 0);
     }
 }

@@ -132,7 +132,8 @@ pub(crate) fn tell(device: &Device, reactor: usize, queue: usize, found: &[Slow]
             op = slow.req.op.name(),
             sector = slow.req.offset.0 >> 9,
             bytes = slow.req.len.0,
-            total_ms = %milliseconds(slow.total_ns),
+            // A number, to the microsecond.
+            total_ms = (slow.total_ns / 1000) as f64 / 1e3,
             path = %path(&nodes, &slow.visits),
             pieces = slow.pieces,
             retries = slow.retries,

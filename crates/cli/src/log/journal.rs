@@ -56,14 +56,14 @@ fn datagram(line: &Line) -> Vec<u8> {
     let mut message = line.message.clone();
     for (name, value) in &line.fields {
         // Who reads the journal without its fields sees them, too.
-        message += &format!(" {name}={value}");
+        message += &format!(" {name}={}", value.text);
     }
     put(&mut bytes, "MESSAGE", &message);
     put(&mut bytes, "PRIORITY", priority);
     put(&mut bytes, "SYSLOG_IDENTIFIER", "blockyard");
     put(&mut bytes, "BLOCKYARD_LEVEL", lines::level(line.level));
     for (name, value) in &line.fields {
-        put(&mut bytes, &format!("BLOCKYARD_{}", name.to_ascii_uppercase()), value);
+        put(&mut bytes, &format!("BLOCKYARD_{}", name.to_ascii_uppercase()), &value.text);
     }
     bytes
 }
@@ -90,7 +90,7 @@ mod tests {
             at: SystemTime::now(),
             level: Level::WARN,
             message: "slow request".to_owned(),
-            fields: vec![("device", value.to_owned())],
+            fields: vec![("device", value.into())],
         }
     }
 

@@ -1,6 +1,7 @@
 //! A line of the log as text: for people, as `key=value` words, or as a JSON object.
 
 use super::{Level, Line};
+use std::borrow::Cow;
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -30,12 +31,20 @@ fn plain(line: &Line) -> String {
         Level::WARN => "warning: ",
         _ => "",
     };
-    let mut text = format!("blockyard: {level}{}", line.message);
+    let mut text = format!("blockyard: {level}{}", visible(&line.message));
     for (name, value) in &line.fields {
-        // A value of a line of its own would look like another line.
-        let _ = write!(text, ", {name} {}", value.replace('\n', "\\n"));
+        let _ = write!(text, ", {name} {}", visible(&value.text));
     }
     text + "\n"
+}
+
+/// Nothing in it ends the line, or tells a terminal to do something.
+fn visible(text: &str) -> Cow<'_, str> {
+    if !text.contains(char::is_control) {
+        return text.into();
+    }
+    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };
+    text.chars().map(shown).collect::<String>().into()
 }
 
 pub(super) fn level(level: Level) -> &'static str {
@@ -57,7 +66,7 @@ fn words(line: &Line) -> String {
     let mut text =
         format!("time={} level={} message={}", time(line.at), level(line.level), word(&line.message));
     for (name, value) in &line.fields {
-        let _ = write!(text, " {name}={}", word(value));
+        let _ = write!(text, " {name}={}", word(&value.text));
     }
     text + "\n"
 }
@@ -65,8 +74,9 @@ fn words(line: &Line) -> String {
 fn object(line: &Line) -> String {
     let mut object = serde_json::Map::new();
     for (name, value) in &line.fields {
-        // Numbers stay numbers.
-        let value = value.parse::<serde_json::Number>().map_or_else(|_| value.as_str().into(), Into::into);
+        // Numbers stay numbers, and a device that is called 7 has a name.
+        let number = if value.is_number { value.text.parse::<serde_json::Number>().ok() } else { None };
+        let value = number.map_or_else(|| value.text.as_str().into(), Into::into);
         object.insert((*name).to_owned(), value);
     }
     object.insert("time".to_owned(), time(line.at).into());
@@ -100,6 +110,7 @@ fn date(days: u64) -> (u64, u64, u64) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Value;
     use super::*;
     use std::time::Duration;
 
@@ -108,7 +119,11 @@ mod tests {
             at: UNIX_EPOCH + Duration::from_micros(1_709_210_096_000_007),
             level: Level::WARN,
             message: "slow request".to_owned(),
-            fields: vec![("device", "disk".into()), ("sector", "8".into()), ("path", "file:0 21ms".into())],
+            fields: vec![
+                ("device", "7".into()),
+                ("sector", Value::number(8)),
+                ("path", "file:0 21ms".into()),
+            ],
         }
     }
 
@@ -116,24 +131,30 @@ mod tests {
     fn a_line_is_text_words_or_an_object() {
         assert_eq!(
             text(Format::Text, &line()),
-            "blockyard: warning: slow request, device disk, sector 8, path file:0 21ms\n"
+            "blockyard: warning: slow request, device 7, sector 8, path file:0 21ms\n"
         );
         assert_eq!(
             text(Format::KeyValue, &line()),
-            "time=2024-02-29T12:34:56.000007Z level=warn message=\"slow request\" device=disk sector=8 path=\"file:0 21ms\"\n"
+            "time=2024-02-29T12:34:56.000007Z level=warn message=\"slow request\" device=7 sector=8 path=\"file:0 21ms\"\n"
         );
         let object: serde_json::Value = serde_json::from_str(&text(Format::Json, &line())).expect("JSON");
         assert_eq!((&object["level"], &object["sector"]), (&"warn".into(), &8.into()));
+        assert_eq!(object["device"], "7", "a name");
         assert_eq!(object["time"], "2024-02-29T12:34:56.000007Z");
     }
 
     #[test]
     fn a_value_of_several_lines_stays_on_one() {
         let mut line = line();
-        line.fields = vec![("why", "first\nlevel=error".into())];
+        line.message = "a\rb".to_owned();
+        line.fields = vec![("why", "first\nlevel=error\x1b[2J\u{9b}".into())];
         for format in [Format::Text, Format::KeyValue, Format::Json] {
-            assert_eq!(text(format, &line).lines().count(), 1, "{format:?}");
+            let text = text(format, &line);
+            assert_eq!(text.lines().count(), 1, "{format:?}");
+            assert!(format == Format::Json || !text.trim_end().contains(char::is_control), "{text:?}");
         }
+        let expected = "blockyard: warning: a\\rb, why first\\nlevel=error\\u{1b}[2J\\u{9b}\n";
+        assert_eq!(text(Format::Text, &line), expected);
     }
 
     #[test]
