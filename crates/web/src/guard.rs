@@ -91,12 +91,14 @@ pub(crate) fn admit(parts: &Parts, token: Option<&Token>, port: u16) -> Result<A
     if bearer.is_some_and(|given| token.is(given)) {
         return same_origin(parts, host, false).map(|()| Access::Granted);
     }
+    let named = query(parts, "token").filter(|_| parts.method == Method::GET);
     if cookie(parts, &cookie_name(port)).is_some_and(|given| token.is(given)) {
-        return same_origin(parts, host, true).map(|()| Access::Granted);
+        // Also who is known already is not to keep the token in the address bar and the history.
+        let again = named.is_some() && parts.uri.path() == "/";
+        let access = if again { Access::Introduced } else { Access::Granted };
+        return same_origin(parts, host, true).map(|()| access);
     }
-    let introduced =
-        parts.method == Method::GET && query(parts, "token").is_some_and(|given| token.is(given));
-    if introduced { Ok(Access::Introduced) } else { Err(Refusal::Stranger) }
+    if named.is_some_and(|given| token.is(given)) { Ok(Access::Introduced) } else { Err(Refusal::Stranger) }
 }
 
 /// What changes something comes from this page. `ambient`: the browser itself said who it is, and so must say from
@@ -163,6 +165,18 @@ mod tests {
         assert_eq!(ask("GET", "/?token=0123456789abcdef", &[HERE]), Ok(Access::Introduced));
         assert_eq!(ask("GET", "/", &[HERE, KNOWN]), Ok(Access::Granted));
         assert_eq!(ask("GET", "/metrics", &[HERE, BEARER]), Ok(Access::Granted));
+    }
+
+    #[test]
+    fn who_is_known_already_is_introduced_again_where_the_token_shows() {
+        for token in ["0123456789abcdef", "another"] {
+            let page = format!("/?token={token}");
+            assert_eq!(ask("GET", &page, &[HERE, KNOWN]), Ok(Access::Introduced), "{token}");
+        }
+        assert_eq!(ask("GET", "/devices?token=0123456789abcdef", &[HERE, KNOWN]), Ok(Access::Granted));
+        assert_eq!(ask("GET", "/?token=0123456789abcdef", &[HERE, BEARER]), Ok(Access::Granted));
+        let post = ask("POST", "/?token=0123456789abcdef", &[HERE, KNOWN, JSON]);
+        assert_eq!(post, Err(Refusal::Origin));
     }
 
     #[test]

@@ -150,12 +150,14 @@ impl Pages {
         }
     }
 
-    /// Into a cookie that scripts do not see and that other pages' requests do not carry.
+    /// Into a cookie that scripts do not see, and that of other pages' requests only links carry: whoever follows one
+    /// here would otherwise be a stranger after the redirect. Looking changes nothing, and what does is held to its
+    /// origin.
     fn introduce(&self) -> Response<Answer> {
         let mut response = whole(StatusCode::SEE_OTHER, HTML, "");
         let token = self.token.as_ref().map_or("", Token::text);
         let name = guard::cookie_name(self.port);
-        let cookie = format!("{name}={token}; HttpOnly; SameSite=Strict; Path=/");
+        let cookie = format!("{name}={token}; HttpOnly; SameSite=Lax; Path=/");
         let headers = response.headers_mut();
         if let Ok(cookie) = HeaderValue::from_str(&cookie) {
             headers.insert(header::SET_COOKIE, cookie);
