@@ -75,6 +75,7 @@ fn the_page_lives_in_a_real_browser() {
             charts_get_their_data(&mut browser, &pictures);
             it_is_used_by_keys(&mut browser);
             a_path_is_failed_after_a_question(&sandbox, &mut browser, &pictures);
+            a_new_size_is_asked_for_or_not(&mut browser);
             it_is_dark_and_narrow_where_that_is_wanted(&mut browser, &pictures);
         }));
         end.store(true, Relaxed);
@@ -159,6 +160,26 @@ fn a_path_is_failed_after_a_question(sandbox: &Sandbox, browser: &mut Browser, p
     browser.click("#confirm-yes");
     browser.wait_for("!document.querySelector('.path .chip.bad')");
     assert!(status().contains("ram:64M A 1"), "{}", status());
+}
+
+fn a_new_size_is_asked_for_or_not(browser: &mut Browser) {
+    let resize = "[...document.querySelectorAll('button')].find((one) => one.textContent.startsWith('Resize …'))";
+    let asked = |browser: &mut Browser| {
+        browser.eval(&format!("{resize}.click()"));
+        browser.wait_for("document.querySelector('#confirm').open");
+        assert_eq!(browser.eval("document.activeElement.id"), "confirm-input");
+    };
+    asked(browser);
+    browser.click("#confirm-no");
+    browser.wait_for("!document.querySelector('#confirm').open");
+    assert_eq!(browser.eval("document.querySelectorAll('.toast.bad').length"), 0);
+    asked(browser);
+    browser.eval("document.querySelector('#confirm-input').value = 'huge'");
+    browser.press("Enter");
+    browser.wait_for("!document.querySelector('#confirm').open");
+    browser.wait_for("document.querySelector('.toast.bad')?.textContent.includes('Resize m?')");
+    // The browser's console, too, says that it was refused.
+    assert!(browser.complaints().iter().all(|why| why.contains("422")));
 }
 
 fn it_is_dark_and_narrow_where_that_is_wanted(browser: &mut Browser, pictures: &Path) {

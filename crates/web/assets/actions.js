@@ -25,6 +25,8 @@ function confirmed({ title, text, command, yes, field, calm }) {
   input.oninput = told;
   told();
   dialog.returnValue = 'no';
+  // It sends no form: a field may be empty, and Enter within one means the button that does.
+  byId('confirm-no').onclick = () => dialog.close('no');
   dialog.showModal();
   // Whoever presses Enter without reading does nothing.
   (field ? input : byId('confirm-no')).focus();
