@@ -85,6 +85,7 @@ fn the_page_lives_in_a_real_browser() {
         }
     });
     assert_eq!(browser.complaints(), Vec::<String>::new());
+    who_lost_the_token_is_told_so(&mut browser);
     server.terminate();
     browser.wait_for("['lost', 'gone'].includes(document.querySelector('#link').dataset.state)");
     browser.wait_for("!document.querySelector('#banner').hidden");
@@ -163,7 +164,8 @@ fn a_path_is_failed_after_a_question(sandbox: &Sandbox, browser: &mut Browser, p
 }
 
 fn a_new_size_is_asked_for_or_not(browser: &mut Browser) {
-    let resize = "[...document.querySelectorAll('button')].find((one) => one.textContent.startsWith('Resize …'))";
+    let resize =
+        "[...document.querySelectorAll('button')].find((one) => one.textContent.startsWith('Resize …'))";
     let asked = |browser: &mut Browser| {
         browser.eval(&format!("{resize}.click()"));
         browser.wait_for("document.querySelector('#confirm').open");
@@ -180,6 +182,14 @@ fn a_new_size_is_asked_for_or_not(browser: &mut Browser) {
     browser.wait_for("document.querySelector('.toast.bad')?.textContent.includes('Resize m?')");
     // The browser's console, too, says that it was refused.
     assert!(browser.complaints().iter().all(|why| why.contains("422")));
+}
+
+fn who_lost_the_token_is_told_so(browser: &mut Browser) {
+    browser.call("Network.clearBrowserCookies", serde_json::json!({}));
+    // Another view opens another stream.
+    browser.eval("location.hash = location.hash === '#/' ? '#/m' : '#/'");
+    browser.wait_for("document.querySelector('#link').dataset.state === 'stranger'");
+    browser.wait_for("document.querySelector('#banner a')?.getAttribute('href') === '/'");
 }
 
 fn it_is_dark_and_narrow_where_that_is_wanted(browser: &mut Browser, pictures: &Path) {

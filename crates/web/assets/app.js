@@ -6,7 +6,14 @@ import { byId, el, put } from './dom.js';
 import { Live } from './live.js';
 import { Overview } from './overview.js';
 
-const STATES = { connecting: 'Connecting', live: 'Live', lost: 'Reconnecting', gone: 'No server' };
+const STATES = { connecting: 'Connecting', live: 'Live', lost: 'Reconnecting', gone: 'No server', stranger: 'Token needed', crowded: 'Too many' };
+/** What is said of a stream that is not there. */
+const TROUBLES = {
+  lost: () => ['The connection was lost. What is shown is as of then.'],
+  gone: () => ['The server is gone: its process ended, or does not answer. This page looks for it and goes on when it is back.'],
+  stranger: () => ['The server is there, but wants its token, which may be a new one since it was started anew: ', el('a', { href: '/' }, 'open the page with it'), '.'],
+  crowded: () => ['Too many pages look at this server. Close one of them: this one goes on by itself.'],
+};
 const THEMES = ['', 'light', 'dark'];
 const title = document.title;
 
@@ -26,13 +33,13 @@ function show() {
 }
 
 function linkIs(state) {
+  if (byId('link').dataset.state === state) return;
   byId('link').dataset.state = state;
   put(byId('link-text'), STATES[state]);
   const banner = byId('banner');
-  banner.hidden = state !== 'lost' && state !== 'gone';
-  put(banner, state === 'gone'
-    ? 'The server is gone: its process ended, or does not answer. This page looks for it and goes on when it is back.'
-    : 'The connection was lost. What is shown is as of then.');
+  const trouble = TROUBLES[state];
+  banner.hidden = !trouble;
+  banner.replaceChildren(...(trouble?.() ?? []));
   document.body.classList.toggle('stale', !banner.hidden);
 }
 
