@@ -136,6 +136,12 @@ fn it_is_used_by_keys(browser: &mut Browser) {
     browser.eval("document.querySelector('#tab-addresses').focus()");
     browser.press("ArrowRight");
     browser.wait_for("document.activeElement.id === 'tab-stack'");
+    let tab = "document.querySelector('#tab-stack')";
+    browser.eval("location.hash = '#/%'");
+    browser.wait_for(&format!("!{tab} && document.querySelector('.rows a.name')"));
+    browser.click(".rows a.name");
+    browser.wait_for(tab);
+    browser.eval(&format!("{tab}.click()"));
 }
 
 fn a_path_is_failed_after_a_question(sandbox: &Sandbox, browser: &mut Browser, pictures: &Path) {

@@ -20,8 +20,17 @@ const title = document.title;
 let view = null;
 let hello = null;
 
+/** The device that the address names; `''`: none, or what no link of this page says. */
+function named() {
+  try {
+    return decodeURIComponent(location.hash.replace(/^#\/?/, ''));
+  } catch {
+    return '';
+  }
+}
+
 function show() {
-  const name = decodeURIComponent(location.hash.replace(/^#\/?/, ''));
+  const name = named();
   view?.destroy();
   view = name
     ? new Device(name, hello?.actions ?? false, (addresses) => live.open(name, addresses))
