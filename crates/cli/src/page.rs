@@ -28,6 +28,25 @@ enum Allowed {
 }
 
 impl WebArgs {
+    /// Whether the page of a device whose server is brought back, and whose new lines nobody reads, is found again.
+    ///
+    /// # Errors
+    /// It would have another token, or another port, each time.
+    pub(crate) fn check_supervised(&self, what: &str, supervised: bool) -> Result<(), Failure> {
+        let Some(text) = self.web.as_ref().filter(|_| supervised) else { return Ok(()) };
+        if self.web_token.is_none() {
+            let why = "with --supervise, a server that is brought back would make a token that nobody is told \
+                       (give --web-token FILE, which keeps it)";
+            return Err(Failure::usage(what, "--web", why));
+        }
+        if text.parse::<WebAddress>().is_ok_and(|address| address.0.port() == 0) {
+            let why = "with --supervise, a server that is brought back would choose a port that nobody is told \
+                       (name one)";
+            return Err(Failure::usage(what, "--web", why));
+        }
+        Ok(())
+    }
+
     /// Listen where they say, if they do. What makes no sense is found out before anything else is touched.
     ///
     /// # Errors

@@ -66,6 +66,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode, Failure> {
     // A detached process was started by `add`, and its errors are shown as that.
     let what = if args.run.detached { "add" } else { "serve" };
     let mut topology = plan::topology(what, args)?;
+    args.page.check_supervised(what, args.supervise)?;
     if args.supervise && !args.run.watched {
         return supervise::supervise(what, args.run.detached);
     }
