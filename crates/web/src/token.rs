@@ -1,11 +1,14 @@
 //! The secret that whoever looks at the page has: 128 random bits, or what a file holds.
 
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use rustix::process::geteuid;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::fmt;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::hint::black_box;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Bytes of chance: 128 bits.
@@ -34,12 +37,24 @@ pub enum TokenError {
     /// Others could read it.
     #[error("{}: others may read it (chmod 600 it)", .0.display())]
     Open(PathBuf),
+    /// Somebody else knows what is in it, or will decide that.
+    #[error("{}: it is another user's (name a file of your own)", .0.display())]
+    Owner(PathBuf),
+    /// It is a link, a pipe or the like.
+    #[error("{}: it is no regular file (name the file itself)", .0.display())]
+    Kind(PathBuf),
     /// It holds no secret.
     #[error(
         "{}: it holds no token (16 to 256 letters, digits, - or _; or remove it, and one is made)",
         .0.display()
     )]
     Content(PathBuf),
+}
+
+/// Opens the file itself, not what a link names, and waits for nobody at a pipe.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path)
 }
 
 impl Token {
@@ -71,8 +86,18 @@ impl Token {
                 Ok(token)
             }
             Err(there) if there.kind() == io::ErrorKind::AlreadyExists => {
-                let file = OpenOptions::new().read(true).open(path).map_err(failed)?;
+                let file =
+                    open(path).map_err(|why| match why.raw_os_error().map(Errno::from_raw_os_error) {
+                        Some(Errno::LOOP) => TokenError::Kind(path.to_owned()),
+                        _ => failed(why),
+                    })?;
                 let metadata = file.metadata().map_err(failed)?;
+                if !metadata.is_file() {
+                    return Err(TokenError::Kind(path.to_owned()));
+                }
+                if metadata.uid() != geteuid().as_raw() {
+                    return Err(TokenError::Owner(path.to_owned()));
+                }
                 if metadata.permissions().mode() & 0o077 != 0 {
                     return Err(TokenError::Open(path.to_owned()));
                 }
@@ -156,9 +181,23 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             assert!(matches!(Token::of_file(&path), Err(TokenError::Content(_))), "{text}");
         }
-        assert!(matches!(
-            Token::of_file(dir.path()),
-            Err(TokenError::File { .. }) | Err(TokenError::Open(_))
-        ));
+    }
+
+    #[test]
+    fn only_a_file_of_its_own_user_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(matches!(Token::of_file(dir.path()), Err(TokenError::Kind(_))));
+        let (path, link, pipe) = (dir.path().join("token"), dir.path().join("link"), dir.path().join("pipe"));
+        Token::of_file(&path).unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(matches!(Token::of_file(&link), Err(TokenError::Kind(_))));
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
+        assert!(matches!(Token::of_file(&pipe), Err(TokenError::Kind(_))), "without waiting for a writer");
+        if !geteuid().is_root() {
+            eprintln!("skipped: a file of another user: only root can make one");
+            return;
+        }
+        std::os::unix::fs::chown(&path, Some(65534), None).unwrap();
+        assert!(matches!(Token::of_file(&path), Err(TokenError::Owner(_))));
     }
 }
