@@ -29,11 +29,14 @@ impl Probe for Sampler {
         if point.event != Event::Queued {
             return;
         }
+        let rest = self.every.load(Relaxed).saturating_sub(1);
+        // What was set out to pass over while much came is not passed over once little does.
+        self.left = self.left.min(rest);
         if self.left > 0 {
             self.left -= 1;
             return;
         }
-        self.left = self.every.load(Relaxed).saturating_sub(1);
+        self.left = rest;
         let record = Record {
             time_ns: at.0,
             offset: point.offset.0,
@@ -84,6 +87,22 @@ mod tests {
         (7..12).for_each(&mut pass);
         seen.clear();
         lane.drain_records(64, |record| seen.push(record.offset >> 9));
-        assert_eq!(seen, [9, 10, 11], "what it had set out to pass over is passed over");
+        assert_eq!(seen, [7, 8, 9, 10, 11], "once each is wanted, the next is told");
+    }
+
+    #[test]
+    fn a_device_that_turned_quiet_is_told_again_at_once() {
+        let (lane, every) = (Arc::new(Lane::new(64)), Arc::new(AtomicU32::new(1_000_000)));
+        let mut sampler = Sampler::new(lane.clone(), every.clone());
+        let mut ask = || {
+            let req = Request::new(Op::Read, Bytes(0), Bytes(4096));
+            sampler.point(Nanos(5), Point::new(Tag(0), NodeId(0), 0, &req, Event::Queued));
+            let mut seen = 0;
+            lane.drain_records(64, |_| seen += 1);
+            seen
+        };
+        assert_eq!([ask(), ask()], [1, 0]);
+        every.store(2, Relaxed);
+        assert_eq!([ask(), ask(), ask()], [0, 1, 0]);
     }
 }
