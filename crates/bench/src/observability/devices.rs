@@ -23,11 +23,12 @@ pub(crate) struct Device {
     pub(crate) paged: bool,
 }
 
-/// A null device, where a request costs least; a file in memory, as NBD is used; a null device with a page.
-pub(crate) const DEVICES: [Device; 3] = [
+/// A null device, where a request costs least; a file in memory, as NBD is used; and both with a page.
+pub(crate) const DEVICES: [Device; 4] = [
     Device { name: "null", stack: "null:1G", paged: false },
     Device { name: "file", stack: "file:file.img,size=1G,create", paged: false },
-    Device { name: "paged", stack: "null:1G", paged: true },
+    Device { name: "paged-null", stack: "null:1G", paged: true },
+    Device { name: "paged-file", stack: "file:file.img,size=256M,create", paged: true },
 ];
 
 /// One that is served, until this is dropped.
@@ -105,7 +106,7 @@ impl Served {
             Ok(Sample {
                 rate: requests / seconds,
                 thread_us: thread.as_secs_f64() * 1e6 / requests,
-                dropped: None,
+                ..Sample::default()
             })
         })
     }

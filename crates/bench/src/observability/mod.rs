@@ -43,6 +43,8 @@ pub(crate) struct Sample {
     pub(crate) thread_us: f64,
     /// Of the events of a trace, those that were dropped, 0 to 1.
     pub(crate) dropped: Option<f64>,
+    /// Answers a second to who asks a page all the time.
+    pub(crate) answers: Option<f64>,
 }
 
 /// All rounds of one watcher at one device.
@@ -143,7 +145,21 @@ fn run(options: &Options) -> Result<()> {
 fn measure(device: &Served, watcher: &Watcher, time: Duration) -> Result<Sample> {
     let watching = watcher.come(device)?;
     let sample = device.under_load(time)?;
-    Ok(Sample { dropped: watching.go()?, ..sample })
+    let seen = watching.go()?;
+    let dropped = seen.events.map(|events| share_dropped(events, sample.rate * time.as_secs_f64()));
+    let failed = |error: Error| Error(format!("{} of {}: {}", watcher.name, device.name, error.0));
+    Ok(Sample { dropped: dropped.transpose().map_err(failed)?, answers: seen.answers, ..sample })
+}
+
+/// Of a trace's events, those that were dropped, if it saw what there was: more than one for each request.
+fn share_dropped([had, dropped]: [f64; 2], requests: f64) -> Result<f64> {
+    let all = had + dropped;
+    if all < 2.0 * requests {
+        return Err(Error(format!(
+            "{all:.0} events of {requests:.0} requests: it was not there all the time"
+        )));
+    }
+    Ok(dropped / all)
 }
 
 impl Row {
@@ -164,19 +180,23 @@ fn costs(rows: &[Row], row: &Row) -> Option<(f64, f64)> {
 fn page(options: &Options, rows: &[Row]) -> String {
     let mut text = format!(
         "one client, 4 KiB, half reads and half writes at random, 32 under way, {} rounds of {} s\n\n\
-         | device | watched by | op/s (least..greatest) | cost of op/s | thread us/op | its cost | dropped |\n\
-         |---|---|---|---|---|---|---|\n",
+         | device | watched by | op/s (least..greatest) | cost of op/s | thread us/op | its cost | dropped | answers/s |\n\
+         |---|---|---|---|---|---|---|---|\n",
         options.rounds, options.seconds
     );
     for row in rows {
         let (least, rate, greatest) = spread(&row.of(|sample| sample.rate));
         let (_, thread, _) = spread(&row.of(|sample| sample.thread_us));
         let (cost, own) = costs(rows, row).unwrap_or((f64::NAN, f64::NAN));
-        let dropped: Vec<f64> = row.samples.iter().filter_map(|sample| sample.dropped).collect();
-        let dropped =
-            if dropped.is_empty() { "-".into() } else { format!("{:.0} %", spread(&dropped).1 * 100.0) };
+        let median = |of: fn(&Sample) -> Option<f64>| {
+            let all: Vec<f64> = row.samples.iter().filter_map(of).collect();
+            (!all.is_empty()).then(|| spread(&all).1)
+        };
+        let dropped = median(|sample| sample.dropped)
+            .map_or_else(|| "-".into(), |share| format!("{:.0} %", share * 100.0));
+        let answers = median(|sample| sample.answers).map_or_else(|| "-".into(), |rate| format!("{rate:.0}"));
         text += &format!(
-            "| {} | {} | {rate:.0} ({least:.0}..{greatest:.0}) | {cost:.1} % | {thread:.3} | {own:.1} % | {dropped} |\n",
+            "| {} | {} | {rate:.0} ({least:.0}..{greatest:.0}) | {cost:.1} % | {thread:.3} | {own:.1} % | {dropped} | {answers} |\n",
             row.device, row.watcher
         );
     }
@@ -206,12 +226,13 @@ fn unwatched(rows: &[Row], device: &str) -> Vec<f64> {
 }
 
 fn csv(rows: &[Row]) -> String {
-    let mut text = String::from("device,watcher,round,rate,thread_us,dropped\n");
+    let mut text = String::from("device,watcher,round,rate,thread_us,dropped,answers\n");
     for row in rows {
         for (round, sample) in row.samples.iter().enumerate() {
-            let dropped = sample.dropped.map(|share| share.to_string()).unwrap_or_default();
+            let [dropped, answers] = [sample.dropped, sample.answers]
+                .map(|figure| figure.map(|figure| format!("{figure:.4}")).unwrap_or_default());
             text += &format!(
-                "{},{},{round},{:.0},{:.4},{dropped}\n",
+                "{},{},{round},{:.0},{:.4},{dropped},{answers}\n",
                 row.device, row.watcher, sample.rate, sample.thread_us
             );
         }
@@ -232,7 +253,7 @@ mod tests {
         let row = |watcher, rates: [f64; 2]| Row {
             device: "null",
             watcher,
-            samples: rates.map(|rate| Sample { rate, thread_us: 1e6 / rate, dropped: None }).into(),
+            samples: rates.map(|rate| Sample { rate, thread_us: 1e6 / rate, ..Sample::default() }).into(),
         };
         let rows = [row("nothing", [100.0, 200.0]), row("trace", [80.0, 160.0])];
         let (cost, own) = costs(&rows, &rows[1]).expect("both are there");
@@ -241,6 +262,12 @@ mod tests {
             page(&options, &rows)
                 .contains("trace on null: 20.0 % of requests a second, at most 15 %: missed")
         );
+    }
+
+    #[test]
+    fn a_trace_that_was_not_there_is_no_figure() {
+        assert!(share_dropped([300.0, 0.0], 1000.0).is_err());
+        assert!(share_dropped([4000.0, 1000.0], 1000.0).is_ok_and(|share| share == 0.2));
     }
 
     #[test]
