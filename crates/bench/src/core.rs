@@ -41,7 +41,8 @@ mod tests {
     #[test]
     fn every_stacking_moves_what_is_asked() {
         let whole = Stacking::Split { whole: true };
-        for stacking in [Stacking::Null { layers: 3 }, whole, Stacking::Long, Stacking::Ram] {
+        let (rest, deadline) = (Stacking::Rest { layers: 3 }, Stacking::Deadline { follow: false });
+        for stacking in [Stacking::Null { layers: 3 }, rest, whole, deadline, Stacking::Long, Stacking::Ram] {
             let mut rig = Rig::new(stacking);
             let before = rig.counted();
             rig.run(Mix::Half, 320);

@@ -32,7 +32,7 @@ const fn over(selector: Selector, paths: u8) -> Case {
 }
 
 /// What is run under valgrind.
-const CASES: [(&str, Case); 13] = [
+const CASES: [(&str, Case); 17] = [
     ("null", Case::Queue(Stacking::Null { layers: 0 })),
     ("layers", Case::Queue(Stacking::Null { layers: LAYERS })),
     ("whole", Case::Queue(Stacking::Split { whole: true })),
@@ -40,6 +40,10 @@ const CASES: [(&str, Case); 13] = [
     ("split", Case::Queue(Stacking::Split { whole: false })),
     ("ublk", Case::Ublk { with_export: true }),
     ("model", Case::Ublk { with_export: false }),
+    ("rest", Case::Queue(Stacking::Rest { layers: 0 })),
+    ("rest-layers", Case::Queue(Stacking::Rest { layers: LAYERS })),
+    ("deadline", Case::Queue(Stacking::Deadline { follow: false })),
+    ("merged", Case::Queue(Stacking::Deadline { follow: true })),
     ("round-robin-1", over(Selector::RoundRobin, 1)),
     ("round-robin", over(Selector::RoundRobin, 4)),
     ("service-time", over(Selector::ServiceTime, 4)),
@@ -69,8 +73,11 @@ const GOALS: [(&str, Option<f64>); ROWS] = [
     ("multipath_io_affinity_4", None),
     ("statistics_request", None),
     ("statistics_layer", Some(25.0)),
+    ("statistics_layer_at_rest", Some(25.0)),
+    ("mq_deadline", None),
+    ("mq_deadline_merged", None),
 ];
-const ROWS: usize = 13;
+const ROWS: usize = 16;
 
 /// Instructions of one request of a case; those of one function only, if there is one.
 fn count(program: &Path, case: &str, within: Option<&str>) -> Result<f64, String> {
@@ -98,14 +105,19 @@ fn measure(program: &Path) -> Result<[f64; ROWS], String> {
     for (count_of, (case, _)) in counts.iter_mut().zip(CASES) {
         *count_of = count(program, case, None)?;
     }
-    let [null, layers, whole, long, split, ublk, model, multipath @ ..] = counts;
+    let [null, layers, whole, long, split, ublk, model, rest, rest_layers, deadline, merged, multipath @ ..] =
+        counts;
     let layer = (layers - null) / f64::from(LAYERS);
     let [counted, counted_layers] = ["null", "layers"].map(|case| count(program, case, Some(STATISTICS)));
     let (counted, counted_layers) = (counted?, counted_layers?);
     if counted < 1.0 {
         return Err(format!("{STATISTICS} was not seen"));
     }
-    let statistics = [counted + ENTERED, (counted_layers - counted) / f64::from(LAYERS) + ENTERED];
+    let of_a_layer = (counted_layers - counted) / f64::from(LAYERS) + ENTERED;
+    // When a request rests, all nodes above have that written down, and again when it goes on: whatever a layer takes
+    // more than under a request that does not rest is ascribed to that.
+    let at_rest = of_a_layer + (rest_layers - rest) / f64::from(LAYERS) - layer;
+    let statistics = [counted + ENTERED, of_a_layer, at_rest];
     let [one, round_robin, service_time, queue_length, historical, affinity] =
         multipath.map(|counted| counted - null);
     let split_child = (split - long) / PIECES as f64;
@@ -113,7 +125,7 @@ fn measure(program: &Path) -> Result<[f64; ROWS], String> {
     let multipath = [one, round_robin, service_time, queue_length, historical, affinity];
     let mut all = [0.0; ROWS];
     all.iter_mut()
-        .zip(queue.into_iter().chain(multipath).chain(statistics))
+        .zip(queue.into_iter().chain(multipath).chain(statistics).chain([deadline - null, merged - null]))
         .for_each(|(row, count)| *row = count);
     Ok(all)
 }

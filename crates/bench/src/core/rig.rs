@@ -4,8 +4,11 @@ use super::ring::{BUFFERS, BenchRing, ZEROES};
 use super::{DEPTH, LEN, PIECES};
 use crate::multipath::{Shared, Subject};
 use backends::{Null, NullSpec, Ram, RamSpec};
-use block::{Bytes, Cookie, Data, Flags, Op, QueueLimits, Request, Sectors, Segment, Status};
-use layers::{Pass, Split};
+use block::{
+    Abilities, Bytes, Cookie, Data, Flags, Op, Profile, QueueLimits, Request, Sectors, Segment, Status,
+};
+use layers::scheduler::{Choice, Policy, Scheduler};
+use layers::{Layer, Pass, Split};
 use queue::{Cx, Done, Nanos, Node, NodeId, Owner, Queue, QueueConfig, QueueId, Stack, Verdict};
 use std::sync::Arc;
 
@@ -50,6 +53,8 @@ impl Mix {
 pub(crate) enum Stacking {
     /// A null device under so many layers that do nothing.
     Null { layers: u8 },
+    /// The same over a backend at which each request rests until all of a turn are there.
+    Rest { layers: u8 },
     /// A hollow device and requests as long as [`PIECES`]: what cutting is held against. Pieces take no lent
     /// memory, and a null device would fill what they read with zeroes.
     Long,
@@ -58,6 +63,8 @@ pub(crate) enum Stacking {
     Split { whole: bool },
     /// A RAM disk, filled.
     Ram,
+    /// mq-deadline over a null device, with requests at random places, or with such as follow on each other.
+    Deadline { follow: bool },
     /// Multipath and what it is held against, as one queue alone sees them.
     Multipath(Subject),
 }
@@ -98,9 +105,33 @@ impl Node<BenchRing> for Hollow {
     }
 }
 
+/// Holds each request, and answers all of them once no more come.
+#[derive(Default)]
+struct Resting(Vec<Cookie>);
+
+impl Node<BenchRing> for Resting {
+    fn attach(&mut self, _: NodeId, tags: usize) {
+        self.0.reserve(tags);
+    }
+
+    fn submit(&mut self, io: Cookie, _: &mut Request, _: &mut Cx<'_, BenchRing>) -> Verdict {
+        self.0.push(io);
+        Verdict::Held
+    }
+
+    fn reap(&mut self, _: Cookie, _: &mut Request, _: i64, _: &mut Cx<'_, BenchRing>) -> Verdict {
+        Verdict::Up(Status::Ok)
+    }
+
+    fn commit(&mut self, cx: &mut Cx<'_, BenchRing>) {
+        self.0.drain(..).for_each(|io| cx.resume(io, 0));
+    }
+}
+
 fn backend(stacking: Stacking) -> Box<dyn Node<BenchRing>> {
     match stacking {
         Stacking::Long | Stacking::Split { whole: false } => Box::new(Hollow),
+        Stacking::Rest { .. } => Box::<Resting>::default(),
         Stacking::Ram => {
             let ram = Ram::new(&RamSpec { size: DISK, huge: false, integrity: None })
                 .expect("memory for a RAM disk");
@@ -120,17 +151,39 @@ fn limits() -> QueueLimits {
     limits
 }
 
+/// What a scheduler knows of the null device.
+fn profile() -> Profile {
+    let mut limits = QueueLimits { max_hw_sectors: Sectors(8192), ..QueueLimits::default() };
+    limits.validate().expect("limits of a disk");
+    Profile {
+        size: DISK,
+        read_only: false,
+        abilities: Abilities::MEMORY,
+        limits,
+        bytewise: true,
+        lends: true,
+        in_place: false,
+        sparse: false,
+        opaque: false,
+    }
+}
+
 impl Rig {
     pub(crate) fn new(stacking: Stacking) -> Rig {
         let mut stack = Stack::default();
         let is_long = matches!(stacking, Stacking::Long | Stacking::Split { whole: false });
         let len = if is_long { LEN * PIECES } else { LEN };
         match stacking {
-            Stacking::Null { layers } => (1..=layers).for_each(|below| {
+            Stacking::Null { layers } | Stacking::Rest { layers } => (1..=layers).for_each(|below| {
                 stack.layer(Box::new(Pass::new(NodeId(below))), 0);
             }),
             Stacking::Split { .. } => {
                 stack.layer(Box::new(Split::new(&limits(), NodeId(1))), Split::children(DEPTH));
+            }
+            Stacking::Deadline { .. } => {
+                let scheduler = Scheduler::new(Choice::of(Policy::MqDeadline));
+                let children = Layer::<BenchRing>::spares(&scheduler, DEPTH);
+                stack.layer(scheduler.node(&profile(), &[NodeId(1)]), children);
             }
             Stacking::Long | Stacking::Ram => {}
             Stacking::Multipath(subject) => {
@@ -143,6 +196,9 @@ impl Rig {
         let mut rig = Rig::over(stack, len, flags);
         if stacking == Stacking::Ram {
             rig.fill();
+        }
+        if stacking == (Stacking::Deadline { follow: true }) {
+            rig.offsets = (0..OFFSETS as u64).map(|n| n * LEN % DISK.0).collect();
         }
         rig
     }
