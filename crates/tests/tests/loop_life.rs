@@ -161,9 +161,15 @@ fn fuse_file_of_large_blocks_is_read_and_written_at_any_length() {
         .custom_flags(rustix::fs::OFlags::DSYNC.bits() as i32)
         .open(&path)
         .expect("it opens");
-    for (offset, len) in
-        [(5000usize, 3000usize), (0, 1), (4095, 2), (8192, 4097), (100, 700_001), ((1 << 20) - 5, 5)]
-    {
+    for (offset, len) in [
+        (5000usize, 3000usize),
+        (0, 1),
+        (4095, 2),
+        (8192, 4097),
+        (100, 700_001),
+        (1, (1 << 20) - 2),
+        ((1 << 20) - 5, 5),
+    ] {
         let data = noise(offset as u64, len);
         let through = if len % 2 == 0 { &durable } else { &file };
         through.write_all_at(&data, offset as u64).expect("a write of any length");

@@ -158,14 +158,9 @@ impl Front {
         // As a block device has it: what fits is written.
         let len = u64::from(transfer.len).min(size - transfer.offset);
         if !transfer.offset.is_multiple_of(block) || !len.is_multiple_of(block) {
-            let data = match (asked.via, &channel.entries) {
-                (Via::Entry { entry, .. }, Some(entries)) => Some(entries.payload(entry)),
-                _ => channel.body,
-            };
-            let Some(data) = data.map(|data| data.slice(0, len as u32)) else { return Step::End(libc::EIO) };
             let pdu = asked.pdu(Answer::Written(len as u32));
             let durable = transfer.is_durable();
-            return match channel.part_of_blocks(pdu, transfer.offset, data, durable, turn.ring) {
+            return match channel.part_of_blocks(pdu, transfer.offset, len as u32, durable, turn.ring) {
                 Ok((pdu, req)) => Step::Submit(pdu, req),
                 Err(errno) => Step::End(errno),
             };

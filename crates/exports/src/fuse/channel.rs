@@ -52,6 +52,8 @@ pub(super) struct Channel {
     pub(super) entries: Option<Entries>,
     /// Requests that may not begin yet.
     pub(super) waiting: VecDeque<Waiting>,
+    /// Where the blocks of a write of parts of blocks are put together. `None`: there was no such write.
+    pub(super) part_room: Option<Segment>,
 }
 
 /// What came of looking for a request.
@@ -86,6 +88,7 @@ impl Channel {
             is_given_up: false,
             entries: None,
             waiting: VecDeque::new(),
+            part_room: None,
         }
     }
 

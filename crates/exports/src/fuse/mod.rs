@@ -166,7 +166,8 @@ impl Front {
                 && channel.entries_live() == 0
         };
         let Some(channel) = self.channels[index].take_if(quiet) else { return };
-        channel.body.into_iter().chain([channel.head]).for_each(|memory| turn.ring.free(memory));
+        let memory = channel.body.into_iter().chain(channel.part_room).chain([channel.head]);
+        memory.for_each(|memory| turn.ring.free(memory));
         if let Some(entries) = channel.entries {
             entries.free(turn.ring);
         }

@@ -3,14 +3,15 @@
 //!
 //! Meanwhile nobody else may write those blocks. Who writes parts of blocks is *alone* on the mount, on all its threads;
 //! who writes whole ones is counted, and neither begins while the other is there. What may not begin yet waits in its
-//! channel and is woken. So a mount costs an atomic addition for each write, and only where blocks are larger than a byte.
+//! channel, in the order in which it came, and is woken. Those that wait for one who is alone begin before the next who is.
+//! The memory in which blocks are put together is the channel's: one is enough. So a mount costs an atomic addition for each write, and only where blocks are larger than a byte.
 //!
 //! Not here: other exports of the device. Who writes the same block through two of them at once is not kept from it, as on
 //! any disk that two programs write to.
 
 use super::channel::Channel;
 use super::entries::End;
-use super::{Answer, Front, Hold, Pdu};
+use super::{Answer, Front, Hold, Pdu, TRANSFER_MAX, Via};
 use crate::Turn;
 use block::{Bytes, Data, Flags, Op, Request, Segment, Tag};
 use queue::Ring;
@@ -26,6 +27,8 @@ const ALONE: u32 = 1 << 31;
 #[derive(Debug, Default)]
 pub(super) struct Gate {
     state: AtomicU32,
+    /// How many of the others were turned away and wait.
+    refused: AtomicU32,
     /// The threads that serve the mount. Not looked at where only whole blocks are written.
     threads: Mutex<Vec<Waker>>,
 }
@@ -57,9 +60,9 @@ impl Gate {
         }
     }
 
-    /// Be the next who is alone, once the others are gone. `false`: somebody is already.
+    /// Be the next who is alone, once the others are gone. `false`: somebody is already, or others wait for one who was.
     fn claim(&self) -> bool {
-        self.state.fetch_or(ALONE, AcqRel) & ALONE == 0
+        self.refused.load(Acquire) == 0 && self.state.fetch_or(ALONE, AcqRel) & ALONE == 0
     }
 
     /// Whether the others are gone.
@@ -70,6 +73,13 @@ impl Gate {
     fn release(&self) {
         self.state.fetch_and(!ALONE, Release);
         self.wake();
+    }
+
+    /// One of the others who was turned away does not wait any more.
+    fn admitted(&self) {
+        if self.refused.fetch_sub(1, AcqRel) == 1 {
+            self.wake();
+        }
     }
 
     #[cold]
@@ -95,11 +105,13 @@ pub(super) struct Waiting {
     req: Request,
     /// It is the next to be alone.
     claimed: bool,
+    /// It was turned away, and is counted so.
+    refused: bool,
 }
 
 impl Waiting {
     pub(super) fn new(tag: Tag, pdu: Pdu, req: Request) -> Waiting {
-        Waiting { tag, pdu, req, claimed: false }
+        Waiting { tag, pdu, req, claimed: false, refused: false }
     }
 
     /// Whether it may begin, from here on with what it holds.
@@ -107,7 +119,17 @@ impl Waiting {
     fn may_begin(&mut self, gate: &Gate) -> bool {
         match self.pdu.hold {
             Hold::Nothing => true,
-            Hold::Whole => gate.enter(),
+            Hold::Whole => {
+                let entered = gate.enter();
+                if entered == self.refused {
+                    self.refused = !entered;
+                    match entered {
+                        true => gate.admitted(),
+                        false => _ = gate.refused.fetch_add(1, AcqRel),
+                    }
+                }
+                entered
+            }
             Hold::Alone => {
                 self.claimed = self.claimed || gate.claim();
                 self.claimed && gate.is_empty()
@@ -184,32 +206,65 @@ impl Part {
 }
 
 impl Channel {
-    /// Begin a write that is not of whole blocks, of data that lies here.
+    /// A write of `len` bytes that are not whole blocks. Its data stays where it is until it begins.
     ///
     /// # Errors
     /// A positive errno.
     pub(super) fn part_of_blocks(
-        &self,
+        &mut self,
         pdu: Pdu,
         offset: u64,
-        data: Segment,
+        len: u32,
         durable: bool,
         ring: &mut KernelRing,
     ) -> Result<(Pdu, Request), i32> {
         let block = self.shared.facts.block_len_min;
         let skip = (offset % u64::from(block)) as u32;
         let start = offset - u64::from(skip);
-        let mut part = Part { start, skip, len: data.len, block, durable, edge: Edge::First };
+        let mut part = Part { start, skip, len, block, durable, edge: Edge::First };
         if part.end() > self.shared.size() {
             return Err(libc::EINVAL);
         }
         if !part.has_first() {
             part.edge = Edge::Last;
         }
-        let memory = ring.allocate(part.whole() + block).ok_or(libc::ENOMEM)?;
-        ring.copy(data, memory.slice(skip, data.len));
+        let room = match self.part_room {
+            Some(room) => room,
+            // The blocks of the largest write, with one more for edges.
+            None => ring.allocate(TRANSFER_MAX + 3 * block).ok_or(libc::ENOMEM)?,
+        };
+        self.part_room = Some(room);
+        let memory = match pdu.via {
+            // The next request is read elsewhere.
+            Via::Device => self.body.take().ok_or(libc::EIO)?,
+            Via::Entry { .. } => Segment::EMPTY,
+        };
         let pdu = Pdu { answer: Answer::Part(part), memory, hold: Hold::Alone, ..pdu };
-        Ok((pdu, part.reading(memory)))
+        Ok((pdu, part.reading(room)))
+    }
+
+    /// A request may begin. One of parts of blocks has its data put where its blocks are put together, which is nobody
+    /// else's while it is alone.
+    #[inline]
+    fn prepare(&mut self, waiting: &mut Waiting, ring: &mut KernelRing) {
+        let pdu = &mut waiting.pdu;
+        let (Answer::Part(part), Some(room)) = (pdu.answer, self.part_room) else { return };
+        let data = match (pdu.via, &self.entries) {
+            (Via::Entry { entry, .. }, Some(entries)) => entries.payload(entry),
+            _ => pdu.memory,
+        };
+        ring.copy(data.slice(0, part.len), room.slice(part.skip, part.len));
+        self.take_back(std::mem::replace(&mut pdu.memory, room), ring);
+    }
+
+    /// Memory of a request is free.
+    pub(super) fn take_back(&mut self, memory: Segment, ring: &mut KernelRing) {
+        match self.body {
+            _ if memory.len == 0 => {}
+            // The next request is read where this one was: that memory is warm.
+            None if memory.len == TRANSFER_MAX => self.body = Some(memory),
+            _ => ring.free(memory),
+        }
     }
 
     /// An edge has been read: the other, or the write itself. `None`: the device has become shorter.
@@ -247,42 +302,47 @@ impl Front {
     pub(super) fn begin(&mut self, index: usize, mut waiting: Waiting, turn: &mut Turn<'_>) {
         let Some(Some(channel)) = self.channels.get_mut(index) else { return };
         channel.in_stack += 1;
-        if waiting.may_begin(&channel.shared.gate) {
+        let is_next = waiting.pdu.hold == Hold::Nothing || channel.waiting.is_empty();
+        if is_next && waiting.may_begin(&channel.shared.gate) {
+            channel.prepare(&mut waiting, turn.ring);
             self.submit(index, waiting.tag, waiting.pdu, waiting.req, turn);
         } else {
             channel.waiting.push_back(waiting);
         }
     }
 
-    /// Take up those that may begin by now.
+    /// Take up those that may begin by now, in order.
     pub(super) fn take_up_waiting(&mut self, index: usize, turn: &mut Turn<'_>) {
-        let count = self.channels[index].as_ref().map_or(0, |channel| channel.waiting.len());
-        for _ in 0..count {
-            let Some(Some(channel)) = self.channels.get_mut(index) else { return };
+        while let Some(Some(channel)) = self.channels.get_mut(index) {
+            let Some(next) = channel.waiting.front_mut() else { return };
+            let end = next.req.offset.0.saturating_add(next.req.len.0);
+            let is_gone = channel.is_over || end > channel.shared.size();
+            if !is_gone && !next.may_begin(&channel.shared.gate) {
+                return;
+            }
             let Some(mut waiting) = channel.waiting.pop_front() else { return };
-            let end = waiting.req.offset.0.saturating_add(waiting.req.len.0);
-            if channel.is_over || end > channel.shared.size() {
+            if is_gone {
                 self.give_up(index, &waiting, turn);
-            } else if waiting.may_begin(&channel.shared.gate) {
-                self.submit(index, waiting.tag, waiting.pdu, waiting.req, turn);
             } else {
-                channel.waiting.push_back(waiting);
+                channel.prepare(&mut waiting, turn.ring);
+                self.submit(index, waiting.tag, waiting.pdu, waiting.req, turn);
             }
         }
     }
 
     /// It cannot begin any more.
     fn give_up(&mut self, index: usize, waiting: &Waiting, turn: &mut Turn<'_>) {
-        let Waiting { tag, pdu, claimed, .. } = waiting;
+        let Waiting { tag, pdu, claimed, refused, .. } = waiting;
         let Some(Some(channel)) = self.channels.get_mut(index) else { return };
         if *claimed {
             channel.shared.gate.release();
         }
+        if *refused {
+            channel.shared.gate.admitted();
+        }
         channel.end(pdu.via, End { unique: pdu.unique, errno: libc::EIO }, turn.ring);
         channel.in_stack -= 1;
-        if pdu.memory.len > 0 {
-            turn.ring.free(pdu.memory);
-        }
+        channel.take_back(pdu.memory, turn.ring);
         turn.queues.get_mut(channel.queue).release(*tag);
     }
 }
@@ -307,6 +367,20 @@ mod tests {
         assert!(gate.is_empty() && !gate.enter());
         gate.let_go(Hold::Alone);
         assert!(gate.enter());
+    }
+
+    #[test]
+    fn who_waited_for_one_who_is_alone_begins_before_the_next_who_is() {
+        let gate = Gate::default();
+        let waiting = |hold| Waiting::new(Tag(0), Pdu { hold, ..Pdu::VACANT }, Request::flush());
+        let (mut one, mut next, mut other) =
+            (waiting(Hold::Alone), waiting(Hold::Alone), waiting(Hold::Whole));
+        assert!(one.may_begin(&gate) && !other.may_begin(&gate) && !other.may_begin(&gate));
+        gate.let_go(Hold::Alone);
+        assert!(!next.may_begin(&gate), "somebody was turned away before");
+        assert!(other.may_begin(&gate) && !next.may_begin(&gate), "it is there now");
+        gate.let_go(Hold::Whole);
+        assert!(next.may_begin(&gate));
     }
 
     /// What a write of `len` bytes at `offset` makes of a device whose byte n is n % 251.

@@ -1,7 +1,7 @@
 //! From ended requests to answers.
 
 use super::entries::End;
-use super::{Answer, Front, Pdu};
+use super::{Answer, Front, Hold, Pdu};
 use crate::Turn;
 use block::{Data, Extent, Op, Request, Segment, Status};
 use proto::fuse;
@@ -60,12 +60,9 @@ impl Front {
             _ => channel.end(pdu.via, End { unique: pdu.unique, errno }, turn.ring),
         }
         channel.in_stack -= 1;
-        if pdu.memory.len > 0 {
-            match channel.body {
-                // The next request is read where this one was: that memory is warm.
-                None if pdu.memory.len == super::TRANSFER_MAX => channel.body = Some(pdu.memory),
-                _ => turn.ring.free(pdu.memory),
-            }
+        // Who was alone had the channel's memory.
+        if pdu.hold != Hold::Alone {
+            channel.take_back(pdu.memory, turn.ring);
         }
     }
 
