@@ -284,6 +284,11 @@ impl Device {
         self.form().tree.integrity()
     }
 
+    /// Whether its layers leave out integrity data that is kept below them.
+    pub(crate) fn hides_integrity(&self) -> bool {
+        self.form().tree.hides_integrity()
+    }
+
     /// Its stack, in the user's words.
     pub fn description(&self) -> String {
         self.form().stack.to_string()

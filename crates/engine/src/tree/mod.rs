@@ -287,6 +287,17 @@ impl Tree {
         }
     }
 
+    /// Whether what it stands on keeps integrity data that its layers do not carry.
+    pub(crate) fn hides_integrity(&self) -> bool {
+        match &self.element {
+            Element::Layer(_, below) => {
+                matches!(&below[..], [below] if below.integrity().is_some() || below.hides_integrity())
+            }
+            Element::Device(_, form) => form.tree.integrity().is_some() || form.tree.hides_integrity(),
+            Element::Backend(_) => false,
+        }
+    }
+
     /// The file that it stands on, if it stands on one file and nothing else.
     pub(crate) fn only_file(&self) -> Option<&Arc<File>> {
         match (&self.element, self.children()) {

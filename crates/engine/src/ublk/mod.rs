@@ -571,8 +571,12 @@ fn plan_for(
     offered: Option<Features>,
 ) -> Result<Plan, UblkError> {
     let profile = device.profile();
-    let stack =
-        plan::Stands { profile: &profile, survives: device.survives(), integrity: device.integrity() };
+    let stack = plan::Stands {
+        profile: &profile,
+        survives: device.survives(),
+        integrity: device.integrity(),
+        hides_integrity: device.hides_integrity(),
+    };
     Plan::new(spec, &stack, device.depth(), queues, offered)
 }
 

@@ -35,6 +35,8 @@ pub(super) struct Stands<'a> {
     pub(super) survives: bool,
     /// The integrity data that it keeps.
     pub(super) integrity: Option<Integrity>,
+    /// A layer leaves out what is kept below it.
+    pub(super) hides_integrity: bool,
 }
 
 /// What is going to be asked of the driver, and why.
@@ -230,6 +232,7 @@ fn check_sharing(spec: &UblkSpec, profile: &Profile, mode: DataMode) -> Result<(
 fn integrity(spec: &UblkSpec, stack: &Stands<'_>, has: Features) -> (Option<Integrity>, &'static str) {
     let none = |why| (None, why);
     match (stack.integrity, spec.mode) {
+        (None, _) if stack.hides_integrity => none("left out: a layer above it does not carry it"),
         (None, _) => none(NO_INTEGRITY),
         (Some(_), Some(mode)) if mode != DataMode::UserCopy => {
             none("left out: the driver has it come by user-copy, and another mode was asked for")
@@ -326,7 +329,7 @@ mod tests {
     }
 
     fn plan(text: &str, survives: bool, offered: Option<Features>) -> Result<Plan, UblkError> {
-        let stack = Stands { profile: &profile(), survives, integrity: None };
+        let stack = Stands { profile: &profile(), survives, integrity: None, hides_integrity: false };
         Plan::new(&text.parse().unwrap(), &stack, 128, 2, offered)
     }
 
@@ -370,7 +373,7 @@ mod tests {
         assert!(error("shmem=/dev/shm/x", true, old).contains("lacks SHMEM_ZC"));
         let looks = Profile { opaque: false, ..profile() };
         let spec = "shmem=/dev/shm/x".parse().unwrap();
-        let stack = Stands { profile: &looks, survives: true, integrity: None };
+        let stack = Stands { profile: &looks, survives: true, integrity: None, hides_integrity: false };
         let refused = Plan::new(&spec, &stack, 128, 2, all).err().unwrap().to_string();
         assert!(refused.contains("the stack looks at data"), "{refused}");
     }
