@@ -41,8 +41,8 @@ pub enum LimitsRefusal {
 #[derive(Default)]
 pub(crate) struct Told {
     said: BTreeMap<String, String>,
-    /// What files of sysfs held before.
-    before: BTreeMap<PathBuf, u64>,
+    /// What files of sysfs held before, and what we wrote to them last.
+    before: BTreeMap<PathBuf, (u64, u64)>,
 }
 
 /// With what their hosts were told of limits that changed.
@@ -83,7 +83,16 @@ impl Host {
             layers.push(LayerSpec::Split(wanted.to_string()));
         }
         let form = Form { stack: before.stack.clone(), layers, tree, table: before.table.clone() };
-        let changed = self.exchange(device, move || Ok(Ok(Arc::new(form)))).await;
+        let of_device = device.clone();
+        // Who connects meanwhile waits until this is over; who did since the last look knows the blocks that there were.
+        let make = move || {
+            let was = of_device.limits().logical_block_size;
+            match was != form.tree.profile().limits.logical_block_size && of_device.connections() > 0 {
+                true => Ok(Err(LimitsRefusal::InUse("a client that connected".to_owned(), was).into())),
+                false => Ok(Ok(Arc::new(form))),
+            }
+        };
+        let changed = self.exchange(device, make).await;
         self.let_go(device, changed.is_ok());
         changed?;
         self.tell_limits(device).await;
@@ -152,13 +161,24 @@ fn tell(device: &Device, queue: &Path, limits: &QueueLimits) -> String {
         let file = queue.join(name);
         let Some(now) = number(&file) else { continue };
         let mut record = device.told.lock().unwrap_or_else(PoisonError::into_inner);
-        let had = *record.before.entry(file.clone()).or_insert(now);
+        let (had, wrote) = record.before.entry(file.clone()).or_insert((now, now));
+        if now != *wrote && now != *had {
+            // Somebody else has set it meanwhile.
+            *had = now;
+        }
+        let had = *had;
         drop(record);
         // A host that cuts smaller on its own account goes on with that.
         let wanted = if name == "rotational" { ours } else { ours.min(had) };
         if wanted != now {
             match fs::write(&file, wanted.to_string()) {
-                Ok(()) => told.push(format!("{name}={wanted}")),
+                Ok(()) => {
+                    // The kernel may round it.
+                    let wrote = number(&file).unwrap_or(wanted);
+                    let mut record = device.told.lock().unwrap_or_else(PoisonError::into_inner);
+                    record.before.insert(file, (had, wrote));
+                    told.push(format!("{name}={wanted}"));
+                }
                 Err(why) => refused.push(format!("{name}: {why}")),
             }
         } else if now != had {
@@ -286,5 +306,15 @@ mod tests {
         assert!(said.contains("max_sectors_kb=512"), "{said}");
         assert_eq!(holds(), "512", "not the 32 MiB that we could take");
         assert!(tell(&device, queue.path(), &device.limits()).contains("nothing to tell"));
+        // What an administrator sets meanwhile is what it gets back.
+        tell(&device, queue.path(), &limits);
+        fs::write(queue.path().join("max_sectors_kb"), "100\n").expect("written");
+        assert!(tell(&device, queue.path(), &limits).contains("nothing to tell"), "it is small enough");
+        let mut smaller = device.limits();
+        "max_sectors=64".parse::<LimitOverrides>().expect("limits").apply(&mut smaller).expect("set");
+        tell(&device, queue.path(), &smaller);
+        assert_eq!(holds(), "32");
+        tell(&device, queue.path(), &device.limits());
+        assert_eq!(holds(), "100");
     }
 }

@@ -3,7 +3,8 @@
 use super::{Exports, Listener, Tls};
 use crate::host::Host;
 use crate::listen::Socket;
-use crate::reactor::Attach;
+use crate::reactor::{Attach, Lane};
+use exports::{Fronts, Turn};
 use proto::nbd::Session;
 use proto::nbd::server::{Handshake, Step};
 use std::collections::VecDeque;
@@ -216,7 +217,18 @@ where
 fn hand_over(fd: OwnedFd, session: Session, leftover: Vec<u8>, exports: &Exports, host: &Arc<Host>) {
     // The device may have gone since the handshake looked it up: then the connection closes.
     if let Some(device) = exports.device(session.export) {
-        host.attach(device, adoption(fd, session, leftover, None));
+        let told = session.block_sizes.minimum;
+        let adopt = adoption(fd, session, leftover, None);
+        let known = device.clone();
+        let attach = move |lane: &Lane, fronts: &mut Fronts, turn: &mut Turn<'_>| {
+            // Nobody was counted as connected until now, so its blocks may have changed since it was told of them.
+            if known.block_size_min() == told {
+                adopt(lane, fronts, turn);
+            } else {
+                tracing::info!(device = %known.name(), "a connection was closed: blocks changed as it was made");
+            }
+        };
+        host.attach(device, Box::new(attach));
     }
 }
 
