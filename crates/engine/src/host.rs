@@ -12,7 +12,7 @@ use crate::nbd_device::NbdDeviceError;
 use crate::reactor::{Attach, Reactor};
 use crate::rundir::RunDir;
 use crate::spec::{Bytes, FuseSpec, LoopSpec, NbdAddress, TableSpec, TlsSpec};
-use crate::tables::TableRefusal;
+use crate::tables::{self, TableRefusal};
 use crate::tree::{Pool, Surroundings};
 use crate::ublk::UblkError;
 use ring::{EngineInfo, RingConfig};
@@ -560,6 +560,7 @@ impl Host {
         match tokio::time::timeout(GRACE, &mut all).await {
             Ok(well) => well,
             Err(_) => {
+                tables::give_up(&device.form());
                 self.reactors.iter().for_each(|reactor| reactor.abort(device.clone()));
                 all.await
             }

@@ -3,10 +3,14 @@
 //! Runs on the control plane, a few times a second while there is such a table and not at all while there is none. A path
 //! that failed is read from, one block, on a thread that may wait for it: through nodes of its own on the path's shared
 //! parts, so that a check is no request of the device's. The first read that goes well puts the path into use; after
-//! each that fails the pause is twice as long. A path that a message took out of use is left alone.
+//! each that fails the pause is twice as long. A path that a message took out of use is left alone. Where paths have to be
+//! activated, the programs that do so are started and awaited here (`paths/activate.rs`).
 //!
 //! *Invariant:* one check of a path at a time.
 
+mod activate;
+
+use self::activate::Activations;
 use crate::device::Device;
 use crate::host::Host;
 use crate::looking::while_any;
@@ -33,6 +37,7 @@ struct Path {
 struct Watched {
     shared: Weak<Multipath>,
     paths: Vec<Path>,
+    activations: Activations,
     /// Since when a better group than the one in use has a path.
     better_since: Option<Instant>,
 }
@@ -82,7 +87,8 @@ impl Watched {
         if let Some(timeout) = spec.no_path_timeout {
             shared.set_no_path_timeout(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
         }
-        Watched { shared: Arc::downgrade(shared), paths, better_since: None }
+        let activations = Activations::default();
+        Watched { shared: Arc::downgrade(shared), paths, activations, better_since: None }
     }
 
     fn look(&mut self, device: &Device, target: &LoadedTarget, shared: &Arc<Multipath>, spec: &PathSpec) {
@@ -106,6 +112,7 @@ impl Watched {
                 path.check(number, &target.devices[number], shared, spec);
             }
         }
+        self.activations.look(device.name().as_str(), &target.names, shared);
         self.fail_back(device, shared, spec);
     }
 

@@ -365,6 +365,15 @@ pub(crate) fn presuspend(form: &Form, noflush: bool) {
     each(form, |target| target.target.presuspend(noflush));
 }
 
+/// The device is taken away, and nobody waits for its requests any more: those that wait for a path fail.
+pub(crate) fn give_up(form: &Form) {
+    each(form, |target| {
+        if let Some(paths) = target.target.paths() {
+            paths.give_up();
+        }
+    });
+}
+
 /// It goes on.
 pub(crate) fn resume(form: &Form) {
     each(form, |target| target.target.resume());

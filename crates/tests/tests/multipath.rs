@@ -4,7 +4,7 @@
 
 use blockyard_tests::peer::Peer;
 use blockyard_tests::remote::{Foreign, fio, serve_as, table_as};
-use blockyard_tests::server::{Sandbox, Server};
+use blockyard_tests::server::{Sandbox, Server, is_alive};
 use blockyard_tests::tools::{PATIENCE, missing, until, wait_within};
 use proto::nbd::{CommandFlags, NbdError};
 use std::time::{Duration, Instant};
@@ -280,4 +280,90 @@ fn mp_10_a_path_may_be_longer_than_the_device_and_not_shorter() {
     let table = sandbox.text("long.table", "0 4096 multipath 0 0 1 1 round-robin 0 1 0 zero:1M");
     let refused = sandbox.run(&["table", "m", "--load", &table.to_string_lossy()]).failed_with(1);
     assert!(refused.contains("too small for target: start=0, len=4096, dev_size=2048"), "{refused}");
+}
+
+/// A program that activates paths: it keeps a record of what it was called with and by which process, waits for the file `go`, and
+/// fails for a path whose group there is a file `bad` for. It is written by another process: a file that one here could have
+/// open for writing cannot be run.
+fn activator(sandbox: &Sandbox) -> String {
+    let program = sandbox.path("activate").to_string_lossy().into_owned();
+    let script = "#!/bin/sh\ncd \"${0%/*}\"\necho \"$$ $1 $2 $3\" >> called\n\
+                  until test -e go; do sleep 0.02; done\ntest ! -e bad$2 || exit 3\n";
+    let write = "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\"";
+    let written = sandbox.command("sh").args(["-c", write, &program, script]).status();
+    assert!(written.expect("a shell").success());
+    program
+}
+
+/// Each call of the program so far: the process, and what it was called with.
+fn calls(sandbox: &Sandbox) -> Vec<(u32, String)> {
+    let text = std::fs::read_to_string(sandbox.path("called")).unwrap_or_default();
+    let call = |line: &str| line.split_once(' ').map(|(pid, words)| (pid.parse().unwrap(), words.to_owned()));
+    text.lines().filter_map(call).collect()
+}
+
+fn words(calls: &[(u32, String)]) -> Vec<&str> {
+    calls.iter().map(|(_, words)| words.as_str()).collect()
+}
+
+/// Reads the first block on a connection of its own.
+fn reader(server: &Server) -> std::thread::JoinHandle<Result<Vec<u8>, NbdError>> {
+    let socket = server.socket();
+    std::thread::spawn(move || {
+        let mut peer = Peer::connect(&socket, "m");
+        let read = peer.read(0, 512);
+        peer.disconnect();
+        read
+    })
+}
+
+/// MP-6: a program activates the paths of a group when that comes into use, and requests wait for it.
+#[test]
+fn mp_6_requests_wait_until_a_program_has_activated_the_paths() {
+    let sandbox = Sandbox::default();
+    let program = activator(&sandbox);
+    let groups = "2 1 round-robin 0 1 0 ram:1M round-robin 0 1 0 zero:1M";
+    let line = format!("0 2048 multipath 0 2 exec {program} {groups}");
+    let server = table_as(&sandbox, "m", &line, &["--multipath", "checker=off"]);
+    let table = sandbox.run(&["table", "m"]).ok();
+    assert!(table.starts_with(&format!("0 2048 multipath 0 2 exec {program} 2 1 ")), "{table}");
+    let called = |count| {
+        until(PATIENCE, || Some(calls(&sandbox)).filter(|calls| calls.len() >= count)).expect("called")
+    };
+    assert!(calls(&sandbox).is_empty(), "nobody uses it yet");
+
+    let first = reader(&server);
+    assert_eq!(words(&called(1)), ["m 1 ram:1M"]);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!first.is_finished(), "it waits");
+    assert!(status(&sandbox).starts_with("0 2048 multipath 2 1 1 0 2 1 A "), "{}", status(&sandbox));
+    sandbox.text("go", "");
+    assert_eq!(first.join().unwrap().unwrap(), [0; 512]);
+    assert!(status(&sandbox).starts_with("0 2048 multipath 2 0 1 0 2 1 A "), "{}", status(&sandbox));
+    let mut peer = Peer::connect(&server.socket(), "m");
+    peer.write(0, &[9; 512], CommandFlags::NONE).unwrap();
+
+    // What fails for one group leads to the other, whose paths are activated again.
+    sandbox.text("bad2", "");
+    tell(&sandbox, "switch_group 2");
+    assert_eq!(peer.read(0, 512).unwrap(), [9; 512]);
+    assert_eq!(words(&called(3)), ["m 1 ram:1M", "m 2 zero:1M", "m 1 ram:1M"]);
+    assert!(status(&sandbox).contains("zero:1M F 1 "), "{}", status(&sandbox));
+    peer.disconnect();
+
+    // Another table does not wait for it, and leaves no program behind.
+    std::fs::remove_file(sandbox.path("go")).unwrap();
+    tell(&sandbox, "reinstate_path zero:1M");
+    tell(&sandbox, "switch_group 2");
+    let held = reader(&server);
+    let (pid, _) = called(4)[3].clone();
+    assert!(is_alive(pid) && !held.is_finished());
+    let table = sandbox.text("error.table", "0 2048 error");
+    sandbox.run(&["table", "m", "--load", &table.to_string_lossy()]).ok();
+    sandbox.run(&["suspend", "m", "--noflush"]).ok();
+    sandbox.run(&["resume", "m"]).ok();
+    assert_eq!(held.join().unwrap(), Err(NbdError::Io));
+    assert!(until(PATIENCE, || (!is_alive(pid)).then_some(())).is_some(), "it is ended with its table");
+    let log = server.log();
+    assert!(log.contains("a path is not activated: ") && log.contains("exit status: 3"), "{log}");
 }

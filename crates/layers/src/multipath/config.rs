@@ -12,6 +12,9 @@ use super::select::{PathArgs, SelectorArgs};
 use crate::target::{TargetError, Words};
 use std::fmt::Write as _;
 
+/// The handler that is this program's own: paths are activated by a program.
+const EXEC: &str = "exec";
+
 /// How requests travel through the kernel's target. Here both ways are one; it is kept to be shown again.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub enum QueueMode {
@@ -51,7 +54,7 @@ pub struct Config {
     pub pg_init_delay_ms: Option<u32>,
     /// How requests travel.
     pub queue_mode: QueueMode,
-    /// What activates paths, with its arguments.
+    /// What activates paths, with its arguments. Of these only `exec` does anything: the others are kept to be shown.
     pub handler: Vec<String>,
     /// The groups, by falling priority.
     pub groups: Vec<GroupConfig>,
@@ -78,9 +81,16 @@ impl Config {
         config.features(&mut words)?;
         let count = words.count(1024, "invalid number of hardware handler args")?;
         let mut handler = words.take(count);
-        // Without requests there is nothing that a handler could be asked through: the kernel drops it, too.
-        if config.queue_mode == QueueMode::Request {
-            config.handler = std::iter::from_fn(|| handler.take_next()).map(str::to_owned).collect();
+        let handler: Vec<_> = std::iter::from_fn(|| handler.take_next()).map(str::to_owned).collect();
+        // Without requests there is nothing that a kernel's handler could be asked through: the kernel drops it, too.
+        if config.queue_mode == QueueMode::Request || handler.first().is_some_and(|name| name == EXEC) {
+            config.handler = handler;
+        }
+        if let [EXEC, arguments @ ..] =
+            config.handler.iter().map(String::as_str).collect::<Vec<_>>().as_slice()
+            && !matches!(arguments, [program] if program.starts_with('/'))
+        {
+            return Err(TargetError::new("exec: takes one argument, a program by its absolute path"));
         }
         let groups = words.number(0, 1024, "invalid number of priority groups")? as usize;
         let initial = words.number(0, 1024, "invalid initial priority group number")? as usize;
@@ -132,6 +142,14 @@ impl Config {
         Ok(())
     }
 
+    /// The program that activates paths, if there is one.
+    pub fn activator(&self) -> Option<&str> {
+        match self.handler.as_slice() {
+            [name, program] if name == EXEC => Some(program),
+            _ => None,
+        }
+    }
+
     /// How many paths there are in all groups.
     pub fn path_count(&self) -> usize {
         self.groups.iter().map(|group| group.paths.len()).sum()
@@ -164,11 +182,15 @@ impl Config {
         if self.queue_mode == QueueMode::Bio {
             text += "queue_mode bio ";
         }
-        match self.handler.first() {
-            Some(handler) => {
+        match (self.activator(), self.handler.first()) {
+            // It is nothing without its argument, of which the kernel's handlers show none.
+            (Some(program), _) => {
+                let _ = write!(text, "2 {EXEC} {program} ");
+            }
+            (None, Some(handler)) => {
                 let _ = write!(text, "1 {handler} ");
             }
-            None => text += "0 ",
+            (None, None) => text += "0 ",
         }
         let _ = write!(text, "{} {group} ", self.groups.len());
         let mut number = 0;
@@ -260,6 +282,8 @@ mod tests {
             "7 queue_if_no_path pg_init_retries 50 pg_init_delay_msecs 0 queue_mode bio 0 0 0 "
         );
         assert_eq!(shown("0 2 rdac x 0 0"), "0 1 rdac 0 0 ");
+        assert_eq!(shown("0 2 exec /bin/true 0 0"), "0 2 exec /bin/true 0 0 ");
+        assert_eq!(shown("2 queue_mode bio 2 exec /a 0 0"), "2 queue_mode bio 2 exec /a 0 0 ");
     }
 
     #[test]
@@ -281,6 +305,9 @@ mod tests {
             ("0 0 0 1", "invalid initial priority group"),
             ("0 0 1 1", "priority group count mismatch"),
             ("0 0 2 1 round-robin 0 1 0 8:0", "priority group count mismatch"),
+            ("0 1 exec 0 0", "exec: takes one argument, a program by its absolute path"),
+            ("0 2 exec true 0 0", "exec: takes one argument, a program by its absolute path"),
+            ("0 3 exec /a b 0 0", "exec: takes one argument, a program by its absolute path"),
             ("0 0 1 1 round-robin", "not enough priority group arguments"),
             ("0 0 1 1 Round-Robin 0 1 0 8:0", "unknown path selector type"),
             ("0 0 1 1 round-robin x", "invalid number of path selector args"),

@@ -4,6 +4,7 @@
 //! paths work and which group is in use, told and changed without a lock. [`MultipathNode`] is a hardware queue's:
 //! it chooses paths by counts of its own. [`MultipathLayer`] puts the two over a child for each path.
 
+mod activation;
 mod config;
 mod node;
 mod select;
@@ -13,8 +14,11 @@ mod state;
 #[cfg(all(test, loom))]
 mod models;
 #[cfg(all(test, not(loom)))]
+mod mp_6;
+#[cfg(all(test, not(loom)))]
 mod tests;
 
+pub use activation::{Activation, Outcome};
 pub use config::{Config, GroupConfig, PathConfig, QueueMode};
 pub use node::MultipathNode;
 pub use select::{PathArgs, Report, SelectorArgs};

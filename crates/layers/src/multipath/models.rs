@@ -4,13 +4,17 @@
 //! Each model is a handful of operations on two threads; loom tries all of their interleavings, and all that the memory
 //! orders allow to be seen.
 
-use super::{Config, Multipath};
+use super::{Config, Multipath, Outcome};
 use loom::thread;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Two groups: two paths, and one.
 fn shared() -> Arc<Multipath> {
-    let line = "0 0 2 1 round-robin 0 2 0 a b round-robin 0 1 0 c";
+    of("0 0 2 1 round-robin 0 2 0 a b round-robin 0 1 0 c")
+}
+
+fn of(line: &str) -> Arc<Multipath> {
     Multipath::new(Config::parse(&line.split(' ').collect::<Vec<_>>()).expect("a line"))
 }
 
@@ -110,5 +114,25 @@ fn going_back_gives_way_to_a_switch() {
         watcher.join().unwrap();
         // The message was last, or going back found the group no longer in use.
         assert_eq!(shared.group(), Some(1));
+    });
+}
+
+#[test]
+fn a_path_that_fails_while_it_is_activated_is_activated_again_before_it_is_used() {
+    loom::model(|| {
+        let shared = of("0 2 exec /activate 1 1 round-robin 0 1 0 a");
+        assert_eq!(shared.group(), Some(0));
+        let now = Instant::now();
+        let begun = shared.to_activate(now);
+        let other = shared.clone();
+        let queue = thread::spawn(move || {
+            other.fail_path(0);
+        });
+        shared.activated(&begun[0], Outcome::Activated, now);
+        queue.join().unwrap();
+        shared.reinstate_path(0);
+        assert!(!shared.is_usable(0), "it was activated for nothing");
+        let again = shared.to_activate(now);
+        assert!(shared.activated(&again[0], Outcome::Activated, now) && shared.is_usable(0));
     });
 }

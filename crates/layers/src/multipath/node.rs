@@ -96,6 +96,8 @@ pub struct MultipathNode {
     /// Requests that wait for a path, in the order they came, and since when.
     kept: Vec<(Cookie, Nanos)>,
     alarm_set: bool,
+    /// The group in use has no path yet: requests are kept until that is so, or there is no group.
+    waits: bool,
     published: Arc<Published>,
     /// What is shown of the selectors is no longer true.
     unpublished: bool,
@@ -123,6 +125,7 @@ impl MultipathNode {
             started_at: Box::default(),
             kept: Vec::new(),
             alarm_set: false,
+            waits: false,
             published,
             unpublished: false,
             shared,
@@ -134,13 +137,15 @@ impl MultipathNode {
     fn look(&mut self) {
         // Before the rest: what changes while we look is looked at again.
         self.epoch = self.shared.epoch();
+        // Before the paths: one is usable for as long as its group is in use.
+        let group = self.shared.group().map(|group| group as u16);
         for (group, selector) in self.selectors.iter_mut().enumerate() {
             let (first, count) = self.shared.paths_of(group);
-            selector.set_usable(|path| self.shared.is_active(first + usize::from(path)), count as u16);
+            selector.set_usable(|path| self.shared.is_usable(first + usize::from(path)), count as u16);
         }
-        let group = self.shared.group().map(|group| group as u16);
-        // It may have lost its last path since.
+        // A group that was chosen has a path: that is being activated, or was lost since, and the epoch will tell.
         self.group = group.filter(|&group| self.selectors[usize::from(group)].has_usable());
+        self.waits = group.is_some() && self.group.is_none() && !self.shared.gives_up();
         (self.next, self.turns_epoch) = (0, 0);
         let Some(group) = self.group else { return };
         let paths = self.selectors[usize::from(group)].turns();
@@ -243,7 +248,7 @@ impl MultipathNode {
         if req.flags.has(Flags::NOWAIT) {
             return Verdict::Up(Status::Again);
         }
-        if self.shared.keeps(cx.now()) { self.keep(io, cx) } else { Verdict::Up(status) }
+        if self.waits || self.shared.keeps(cx.now()) { self.keep(io, cx) } else { Verdict::Up(status) }
     }
 
     fn keep<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
@@ -326,7 +331,8 @@ impl<R: Ring> Node<R> for MultipathNode {
         if self.shared.epoch() != self.epoch {
             self.look();
         }
-        if self.group.is_some() || self.shared.hands_back() || !self.shared.keeps(cx.now()) {
+        let waits = |node: &Self, now| node.waits || node.shared.keeps(now);
+        if self.group.is_some() || self.shared.hands_back() || !waits(self, cx.now()) {
             if let Some((_, since)) = self.kept.first() {
                 self.shared.waited(cx.now().since(*since));
             }

@@ -8,7 +8,10 @@
 //!
 //! *Invariant:* `valid` is the number of paths that are active, whenever no change is under way.
 //! *Invariant:* a change is stored before the epoch that tells of it.
+//!
+//! Paths that have to be activated before they are used: `activation.rs`.
 
+use super::activation::Rounds;
 use super::config::Config;
 use super::select::Report;
 use crate::target::MessageError;
@@ -22,21 +25,23 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// No group.
-const NONE: u32 = u32::MAX;
+pub(super) const NONE: u32 = u16::MAX as u32;
 
 /// A path, on a line of the cache that only its own changes touch.
 #[repr(align(64))]
-struct Path {
+pub(super) struct Path {
     active: AtomicBool,
     /// It was taken out of use by a message, and is put into use by nothing else.
     told: AtomicBool,
     fails: AtomicU32,
+    /// How far its activation is, and for which stage (`activation.rs`). Without meaning where nothing is activated.
+    pub(super) activation: AtomicU64,
     /// The number of its group.
     group: u32,
 }
 
-struct Group {
-    bypassed: AtomicBool,
+pub(super) struct Group {
+    pub(super) bypassed: AtomicBool,
     /// The numbers of its paths, which follow each other.
     first: usize,
     count: usize,
@@ -71,17 +76,17 @@ impl Published {
 /// The shared part of a multipath device.
 pub struct Multipath {
     config: Config,
-    paths: Box<[Path]>,
-    groups: Box<[Group]>,
+    pub(super) paths: Box<[Path]>,
+    pub(super) groups: Box<[Group]>,
     epoch: AtomicU64,
     valid: AtomicU32,
-    /// The group in use in the upper half, the one that was asked for in the lower; each [`NONE`] or a number.
+    /// See [`Chosen`].
     chosen: AtomicU64,
     queue_if_no_path: AtomicBool,
     saved_queue_if_no_path: AtomicBool,
     /// Nothing was sent down any path yet.
     untouched: AtomicBool,
-    /// The device is being suspended or is: `Some(noflush)` as 1 and 2.
+    /// The device is being suspended or is: `Some(noflush)` as 1 and 2; or taken away, as 3.
     suspended: AtomicU32,
     /// How long requests are kept while there is no path, in nanoseconds; 0: for ever.
     no_path_timeout_ns: AtomicU64,
@@ -93,14 +98,37 @@ pub struct Multipath {
     events: AtomicU32,
     /// One for each queue that there is or was. The control plane's business.
     published: Mutex<Vec<Arc<Published>>>,
+    /// The stage whose paths have all been activated: its group carries requests.
+    pub(super) opened: AtomicU32,
+    /// How often activation was tried. The control plane's business.
+    pub(super) rounds: Mutex<Rounds>,
 }
 
-fn pack(current: u32, next: u32) -> u64 {
-    u64::from(current) << 32 | u64::from(next)
+/// Which group is in use, in one word: whoever changes it changes all of it at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Chosen {
+    /// The group in use, or [`NONE`].
+    pub(super) current: u32,
+    /// The one that was asked for, or [`NONE`].
+    next: u32,
+    /// How many times a group has come into use. What was activated holds for one stage alone.
+    pub(super) stage: u32,
 }
 
-fn unpack(chosen: u64) -> (u32, u32) {
-    ((chosen >> 32) as u32, chosen as u32)
+impl Chosen {
+    fn pack(self) -> u64 {
+        u64::from(self.stage) << 32 | u64::from(self.current) << 16 | u64::from(self.next)
+    }
+
+    fn unpack(word: u64) -> Chosen {
+        let half = |word: u64| word as u32 & NONE;
+        Chosen { current: half(word >> 16), next: half(word), stage: (word >> 32) as u32 }
+    }
+
+    /// No group is in use any more.
+    fn without_current(word: u64) -> u64 {
+        Chosen { current: NONE, ..Chosen::unpack(word) }.pack()
+    }
 }
 
 impl Multipath {
@@ -117,6 +145,7 @@ impl Multipath {
                 active: AtomicBool::new(true),
                 told: AtomicBool::new(false),
                 fails: AtomicU32::new(0),
+                activation: AtomicU64::new(0),
                 group: number as u32,
             }));
         }
@@ -124,7 +153,7 @@ impl Multipath {
         Arc::new(Multipath {
             epoch: AtomicU64::new(1),
             valid: AtomicU32::new(paths.len() as u32),
-            chosen: AtomicU64::new(pack(NONE, next)),
+            chosen: AtomicU64::new(Chosen { current: NONE, next, stage: 0 }.pack()),
             queue_if_no_path: AtomicBool::new(config.queue_if_no_path),
             saved_queue_if_no_path: AtomicBool::new(config.queue_if_no_path),
             untouched: AtomicBool::new(true),
@@ -134,6 +163,8 @@ impl Multipath {
             longest_wait_ns: AtomicU64::new(0),
             events: AtomicU32::new(0),
             published: Mutex::default(),
+            opened: AtomicU32::new(0),
+            rounds: Mutex::new(Rounds::new(paths.len())),
             config,
             paths: paths.into(),
             groups: groups.into(),
@@ -155,7 +186,7 @@ impl Multipath {
         self.epoch.load(Acquire)
     }
 
-    fn changed(&self) {
+    pub(super) fn changed(&self) {
         self.epoch.fetch_add(1, Release);
     }
 
@@ -185,6 +216,8 @@ impl Multipath {
         if !path.active.swap(false, AcqRel) {
             return false;
         }
+        // Whatever activates it now does so for nothing: it is activated again when it comes back.
+        path.activation.swap(0, AcqRel);
         path.fails.fetch_add(1, Relaxed);
         if self.valid.fetch_sub(1, AcqRel) == 1 {
             // Waiting begins now, whatever a request that looked just before has left here.
@@ -212,9 +245,8 @@ impl Multipath {
     /// The group in use; `None`: none was chosen yet, or another was asked for.
     pub fn current(&self) -> Option<usize> {
         match self.chosen() {
-            (NONE, _) => None,
-            (_, next) if next != NONE => None,
-            (current, _) => Some(current as usize),
+            Chosen { current, next: NONE, .. } if current != NONE => Some(current as usize),
+            _ => None,
         }
     }
 
@@ -225,8 +257,10 @@ impl Multipath {
 
     /// Go back to a group, if `from` is still in use. Unlike a message to switch it enables no other.
     pub fn fail_back(&self, from: usize, to: usize) -> bool {
-        let (was, now) = (pack(from as u32, NONE), pack(NONE, to as u32));
-        let done = self.chosen.compare_exchange(was, now, AcqRel, Acquire).is_ok();
+        let seen = self.chosen();
+        let was = Chosen { current: from as u32, next: NONE, ..seen };
+        let now = Chosen { current: NONE, next: to as u32, ..seen };
+        let done = self.chosen.compare_exchange(was.pack(), now.pack(), AcqRel, Acquire).is_ok();
         if done {
             self.happened();
         }
@@ -249,15 +283,17 @@ impl Multipath {
     /// that is not bypassed, else the first; of those that have a path that works.
     pub(super) fn group(&self) -> Option<usize> {
         loop {
-            let seen = self.chosen.load(Acquire);
-            let (current, next) = unpack(seen);
+            let seen = self.chosen();
+            let Chosen { current, next, stage } = seen;
             let asked =
                 [next, current].into_iter().find(|&group| group != NONE && self.has_path(group as usize));
-            let chosen = asked.or_else(|| self.first_with_path())?;
-            let wanted = pack(chosen, NONE);
-            if seen == wanted || self.chosen.compare_exchange(seen, wanted, AcqRel, Acquire).is_ok() {
+            let group = asked.or_else(|| self.first_with_path())?;
+            let stage = if group == current { stage } else { stage.wrapping_add(1) };
+            let wanted = Chosen { current: group, next: NONE, stage };
+            let set = || self.chosen.compare_exchange(seen.pack(), wanted.pack(), AcqRel, Acquire);
+            if seen == wanted || set().is_ok() {
                 self.untouched.store(false, Relaxed);
-                return Some(chosen as usize);
+                return Some(group as usize);
             }
         }
     }
@@ -283,8 +319,20 @@ impl Multipath {
             return;
         }
         // Nobody stays in a group for having been there before.
-        let _ = self.chosen.fetch_update(AcqRel, Acquire, |seen| Some(pack(NONE, unpack(seen).1)));
+        let _ = self.chosen.fetch_update(AcqRel, Acquire, |seen| Some(Chosen::without_current(seen)));
         self.happened();
+    }
+
+    /// Leave the group of a stage out, if that is still in use: its paths cannot be activated for now.
+    pub(super) fn leave(&self, stage: u32) {
+        let of_stage = |seen| {
+            let Chosen { current, stage: now, .. } = Chosen::unpack(seen);
+            (now == stage && current != NONE).then(|| Chosen::without_current(seen))
+        };
+        if let Ok(was) = self.chosen.fetch_update(AcqRel, Acquire, of_stage) {
+            self.groups[Chosen::unpack(was).current as usize].bypassed.store(true, Release);
+            self.happened();
+        }
     }
 
     /// Use this group next, and bypass none.
@@ -292,7 +340,8 @@ impl Multipath {
         for other in &self.groups {
             other.bypassed.store(false, Release);
         }
-        self.chosen.swap(pack(NONE, group as u32), AcqRel);
+        let asked = |seen| Chosen { current: NONE, next: group as u32, ..Chosen::unpack(seen) }.pack();
+        let _ = self.chosen.fetch_update(AcqRel, Acquire, |seen| Some(asked(seen)));
         self.happened();
     }
 
@@ -353,6 +402,18 @@ impl Multipath {
         }
         self.suspended.store(if noflush { SUSPENDED_NOFLUSH } else { SUSPENDED_FLUSHED }, Release);
         self.changed();
+    }
+
+    /// The device is being taken away: nothing waits any more, for a path or for one to be activated.
+    pub fn give_up(&self) {
+        self.queue_if_no_path.store(false, Release);
+        self.suspended.store(GIVEN_UP, Release);
+        self.changed();
+    }
+
+    /// Whether nothing is to wait any more.
+    pub(super) fn gives_up(&self) -> bool {
+        self.suspended.load(Acquire) == GIVEN_UP
     }
 
     /// It goes on: what was turned off for the suspension is turned on again.
@@ -441,8 +502,10 @@ impl Multipath {
         let all = all.chain(halves.iter().map(|half| half.load(Relaxed).into()));
         let all = all.chain([self.longest_wait_ns.load(Relaxed)]);
         let all = all.chain(self.groups.iter().map(|group| group.bypassed.load(Relaxed).into()));
+        let all = all.chain([self.opened.load(Relaxed).into()]);
         let path = |path: &Path| {
             [
+                path.activation.load(Relaxed),
                 path.active.load(Relaxed).into(),
                 path.told.load(Relaxed).into(),
                 path.fails.load(Relaxed).into(),
@@ -464,17 +527,16 @@ impl Multipath {
             0 => self.queues_if_no_path(),
             _ => self.saved_queue_if_no_path.load(Acquire),
         };
-        let (current, next) = self.chosen();
-        self.config.table(queues, self.shown_group(current, next), name)
+        self.config.table(queues, self.shown_group(self.chosen()), name)
     }
 
-    fn chosen(&self) -> (u32, u32) {
-        unpack(self.chosen.load(Acquire))
+    pub(super) fn chosen(&self) -> Chosen {
+        Chosen::unpack(self.chosen.load(Acquire))
     }
 
     /// The group that is shown as chosen, from 1: the one that was asked for, else the one in use, else the first.
-    fn shown_group(&self, current: u32, next: u32) -> usize {
-        match (next, current) {
+    fn shown_group(&self, chosen: Chosen) -> usize {
+        match (chosen.next, chosen.current) {
             (NONE, NONE) => usize::from(!self.groups.is_empty()),
             (NONE, current) => current as usize + 1,
             (next, _) => next as usize + 1,
@@ -484,15 +546,15 @@ impl Multipath {
     /// The line of `dmsetup status`, with each path by `name`. Every word is followed by a space.
     pub fn status(&self, mut name: impl FnMut(usize) -> String) -> String {
         let mut text = String::new();
-        let (current, next) = self.chosen();
-        let untouched = u32::from(self.untouched.load(Relaxed));
-        // Activations under way and a handler are shown as none, as the kernel does.
-        let _ = write!(text, "2 {untouched} 0 0 {} ", self.groups.len());
-        let _ = write!(text, "{} ", self.shown_group(current, next));
+        let chosen = self.chosen();
+        let holds = u32::from(self.untouched.load(Relaxed) || self.holds());
+        // A handler is shown as none, as the kernel does.
+        let _ = write!(text, "2 {holds} {} 0 {} ", self.tries(), self.groups.len());
+        let _ = write!(text, "{} ", self.shown_group(chosen));
         for (number, (group, config)) in self.groups.iter().zip(&self.config.groups).enumerate() {
             let state = match () {
                 () if group.bypassed.load(Acquire) => 'D',
-                () if current == number as u32 => 'A',
+                () if chosen.current == number as u32 => 'A',
                 () => 'E',
             };
             let selector = &config.selector;
@@ -518,6 +580,7 @@ impl Multipath {
 
 const SUSPENDED_FLUSHED: u32 = 1;
 const SUSPENDED_NOFLUSH: u32 = 2;
+const GIVEN_UP: u32 = 3;
 
 #[cfg(all(test, not(loom)))]
 mod tests {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// Carries the time and one alarm.
 #[derive(Default)]
-struct Clock {
+pub(super) struct Clock {
     now: Nanos,
     alarms: VecDeque<(Nanos, Cookie)>,
 }
@@ -86,14 +86,14 @@ impl Node<Clock> for Path {
     }
 }
 
-struct Bench {
-    queue: Queue<Clock>,
-    ring: Clock,
-    shared: Arc<Multipath>,
+pub(super) struct Bench {
+    pub(super) queue: Queue<Clock>,
+    pub(super) ring: Clock,
+    pub(super) shared: Arc<Multipath>,
     paths: Vec<Path>,
 }
 
-fn bench(line: &str) -> Bench {
+pub(super) fn bench(line: &str) -> Bench {
     let config = Config::parse(&line.split_whitespace().collect::<Vec<_>>()).unwrap();
     let shared = Multipath::new(config);
     let paths: Vec<Path> = (0..shared.config().path_count()).map(|_| Path::default()).collect();
@@ -110,30 +110,30 @@ fn bench(line: &str) -> Bench {
 }
 
 impl Bench {
-    fn submit(&mut self, op: Op) {
+    pub(super) fn submit(&mut self, op: Op) {
         let tag = self.queue.tag().expect("a free tag");
         let len = if op == Op::Flush { 0 } else { 4096 };
         self.queue.submit(tag, Owner(0), Request::new(op, Bytes(0), Bytes(len)), &mut self.ring);
     }
-    fn done(&mut self) -> Vec<Status> {
+    pub(super) fn done(&mut self) -> Vec<Status> {
         self.queue.turn(&mut self.ring);
         let done: Vec<_> = self.queue.done().collect();
         done.iter().for_each(|done| self.queue.release(done.tag));
         done.into_iter().map(|done| done.status).collect()
     }
-    fn run(&mut self, op: Op) -> Status {
+    pub(super) fn run(&mut self, op: Op) -> Status {
         self.submit(op);
         let done = self.done();
         assert_eq!(done.len(), 1, "it is done at once");
         done[0]
     }
     /// Let time pass until the alarm that is set has come.
-    fn wait(&mut self) {
+    pub(super) fn wait(&mut self) {
         let (at, cookie) = self.ring.alarms.pop_front().expect("an alarm is set");
         self.ring.now = self.ring.now.max(at);
         self.queue.complete(cookie, 0, &mut self.ring);
     }
-    fn seen(&self) -> Vec<usize> {
+    pub(super) fn seen(&self) -> Vec<usize> {
         self.paths.iter().map(Path::seen).collect()
     }
     /// End the request that a path has held longest.
