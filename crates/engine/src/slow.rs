@@ -13,6 +13,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tokio::sync::Notify;
 
 /// Lines of one device in a second.
 const LINES_MAX: u32 = 10;
@@ -23,6 +24,9 @@ pub(crate) const UNDER_WAY_MAX: usize = 256;
 const ANSWER_TIME: Duration = Duration::from_secs(1);
 /// No limit.
 const OFF: u64 = u64::MAX;
+
+/// Told when something begins to be left out of the log, so that nobody has to look while nothing is.
+static LEFT_OUT: Notify = Notify::const_new();
 
 /// What a device says of its slow requests.
 #[derive(Debug)]
@@ -76,6 +80,9 @@ impl SlowLog {
             (window.began, window.lines) = (now, 0);
         }
         if window.lines == LINES_MAX {
+            if window.suppressed == 0 {
+                LEFT_OUT.notify_one();
+            }
             window.suppressed += count;
             return None;
         }
@@ -88,6 +95,10 @@ impl SlowLog {
         let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
         let is_over = now.since(window.began) >= SECOND_NS && window.suppressed > 0;
         is_over.then(|| std::mem::take(&mut window.suppressed))
+    }
+
+    fn has_left_out(&self) -> bool {
+        self.window.lock().unwrap_or_else(PoisonError::into_inner).suppressed > 0
     }
 }
 
@@ -157,10 +168,13 @@ fn tell_suppressed(device: &Device, suppressed: u64) {
 /// Say how many slow requests were not said, until the future is dropped.
 pub async fn watch(host: Arc<Host>) {
     loop {
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        for device in host.devices() {
-            if let Some(suppressed) = device.slow.overdue(ring::clock()) {
-                tell_suppressed(&device, suppressed);
+        LEFT_OUT.notified().await;
+        while host.devices().iter().any(|device| device.slow.has_left_out()) {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            for device in host.devices() {
+                if let Some(suppressed) = device.slow.overdue(ring::clock()) {
+                    tell_suppressed(&device, suppressed);
+                }
             }
         }
     }

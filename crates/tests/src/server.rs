@@ -354,6 +354,25 @@ impl Server {
         signal(self.pid(), which);
     }
 
+    /// Has it do nothing from now on, until [`Signal::CONT`]: its threads stop one after the other.
+    ///
+    /// # Panics
+    /// If they do not.
+    #[track_caller]
+    pub fn freeze(&self) {
+        self.signal(Signal::STOP);
+        let tasks = format!("/proc/{}/task", self.pid());
+        let is_stopped = |task: &Path| {
+            let stat = std::fs::read_to_string(task.join("stat")).unwrap_or_default();
+            stat.rsplit_once(')').is_none_or(|(_, fields)| fields.trim_start().starts_with('T'))
+        };
+        until(PATIENCE, || {
+            let mut tasks = std::fs::read_dir(&tasks).ok()?.flatten();
+            tasks.all(|task| is_stopped(&task.path())).then_some(())
+        })
+        .expect("it stops");
+    }
+
     /// Whether it has not ended.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))

@@ -70,7 +70,7 @@ fn a_server_that_hangs_is_given_up_and_found_again(engine: Engine) {
     let mut peer = Peer::connect(&front.socket(), "front");
     let data = noise(1, 65536);
     peer.write(0, &data, CommandFlags::NONE).unwrap();
-    back.signal(Signal::STOP);
+    back.freeze();
     let start = Instant::now();
     assert_eq!(peer.read(0, 65536), Err(NbdError::Io));
     let took = start.elapsed();

@@ -168,7 +168,7 @@ fn a_process_that_does_not_answer_is_told_of() {
     let server = sandbox.serve("ram:1M", &["--name", "disk"]);
     let mut top = Terminal::start(&sandbox, "-d 0.2");
     top.shows("1 device of 1 process");
-    server.signal(Signal::STOP);
+    server.freeze();
     top.shows("does not answer");
     server.signal(Signal::CONT);
     top.shows("1 device of 1 process ");

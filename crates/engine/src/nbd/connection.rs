@@ -217,12 +217,13 @@ where
 fn hand_over(fd: OwnedFd, session: Session, leftover: Vec<u8>, exports: &Exports, host: &Arc<Host>) {
     // The device may have gone since the handshake looked it up: then the connection closes.
     if let Some(device) = exports.device(session.export) {
-        let told = session.block_sizes.minimum;
+        // A backend that takes single bytes says so; blocks are of 512 bytes then.
+        let told = u64::from(session.block_sizes.minimum.max(512));
         let adopt = adoption(fd, session, leftover, None);
         let known = device.clone();
         let attach = move |lane: &Lane, fronts: &mut Fronts, turn: &mut Turn<'_>| {
             // Nobody was counted as connected until now, so its blocks may have changed since it was told of them.
-            if known.block_size_min() == told {
+            if known.limits().logical_block_size.0 == told {
                 adopt(lane, fronts, turn);
             } else {
                 tracing::info!(device = %known.name(), "a connection was closed: blocks changed as it was made");
