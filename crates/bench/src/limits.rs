@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::error::{Error, Result};
 use crate::figures::{ratio, spread};
-use crate::options::{count, each};
+use crate::options::{command, count, each};
 use crate::{fio, tools};
 
 /// What a driver that says nothing was given: `BLK_SAFE_MAX_SECTORS`, `BLK_MAX_SEGMENTS`, `BLK_MAX_SEGMENT_SIZE`.
@@ -53,17 +53,7 @@ struct Series {
 }
 
 pub(crate) fn main(words: &[String]) -> ExitCode {
-    if words.iter().any(|word| word == "--help") {
-        print!("{USAGE}");
-        return ExitCode::SUCCESS;
-    }
-    match parse(words).and_then(|options| run(&options)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("bench limits: {}", error.0);
-            ExitCode::FAILURE
-        }
-    }
+    command("limits", USAGE, words, parse, run)
 }
 
 fn parse(words: &[String]) -> Result<Options> {
@@ -73,7 +63,7 @@ fn parse(words: &[String]) -> Result<Options> {
             "--rounds" => options.rounds = count(name, value)? as usize,
             "--seconds" => options.seconds = count(name, value)?,
             "--dir" => options.folder = value.into(),
-            _ => return Err(Error(format!("{name}: not an option\n\n{USAGE}"))),
+            _ => return Err(Error(format!("no such option: {name}"))),
         }
         Ok(())
     })?;

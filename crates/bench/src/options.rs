@@ -1,8 +1,37 @@
 //! What the options of all measurements have in common.
 
+use std::process::ExitCode;
 use std::str::FromStr;
 
 use crate::error::{Error, Result};
+
+/// One measurement from its command line to its exit status: 2 for words that it does not know.
+pub(crate) fn command<O>(
+    name: &str,
+    usage: &str,
+    words: &[String],
+    parse: impl FnOnce(&[String]) -> Result<O>,
+    run: impl FnOnce(&O) -> Result<()>,
+) -> ExitCode {
+    if words.iter().any(|word| word == "--help") {
+        print!("{usage}");
+        return ExitCode::SUCCESS;
+    }
+    let options = match parse(words) {
+        Ok(options) => options,
+        Err(error) => {
+            eprintln!("bench {name}: {}\n\n{usage}", error.0);
+            return ExitCode::from(2);
+        }
+    };
+    match run(&options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench {name}: {}", error.0);
+            ExitCode::FAILURE
+        }
+    }
+}
 
 /// The value of an option that is a number.
 pub(crate) fn number<T: FromStr>(name: &str, value: &str) -> Result<T> {

@@ -16,7 +16,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::figures::median;
 use crate::fio;
-use crate::options::{chosen, count, each};
+use crate::options::{chosen, command, count, each};
 use jobs::{JOBS, Job};
 use subjects::{SUBJECTS, Site, Subject};
 
@@ -55,28 +55,7 @@ usage: ./x bench ublk [OPTIONS]
 ";
 
 pub(crate) fn main(words: &[String]) -> ExitCode {
-    if words.iter().any(|word| word == "--help") {
-        print!("{USAGE}");
-        return ExitCode::SUCCESS;
-    }
-    let options = match parse(words) {
-        Ok(options) => options,
-        Err(error) => {
-            eprintln!("bench ublk: {}\n\n{USAGE}", error.0);
-            return ExitCode::from(2);
-        }
-    };
-    if !Path::new("/job").is_dir() {
-        eprintln!("bench ublk: not in a guest (what to do: ./x bench ublk)");
-        return ExitCode::FAILURE;
-    }
-    match run(&options) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("bench ublk: {}", error.0);
-            ExitCode::FAILURE
-        }
-    }
+    command("ublk", USAGE, words, parse, run)
 }
 
 fn parse(words: &[String]) -> Result<Options> {
@@ -101,6 +80,9 @@ fn parse(words: &[String]) -> Result<Options> {
 }
 
 fn run(options: &Options) -> Result<()> {
+    if !Path::new("/job").is_dir() {
+        return Err(Error("not in a guest (what to do: ./x bench ublk)".into()));
+    }
     let pairs =
         options.jobs.iter().flat_map(|job| options.subjects.iter().map(move |subject| (job, subject)));
     let mut rows: Vec<Row> =

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::options::{chosen, count, each};
+use crate::options::{chosen, command, count, each};
 use jobs::{JOBS, Job, Sample};
 use subjects::{Running, SUBJECTS, Subject};
 
@@ -45,24 +45,7 @@ usage: ./x bench loop [OPTIONS]
 ";
 
 pub(crate) fn main(words: &[String]) -> ExitCode {
-    if words.iter().any(|word| word == "--help") {
-        print!("{USAGE}");
-        return ExitCode::SUCCESS;
-    }
-    let options = match parse(words) {
-        Ok(options) => options,
-        Err(error) => {
-            eprintln!("bench loop: {}\n\n{USAGE}", error.0);
-            return ExitCode::from(2);
-        }
-    };
-    match run(&options) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("bench loop: {}", error.0);
-            ExitCode::FAILURE
-        }
-    }
+    command("loop", USAGE, words, parse, run)
 }
 
 fn parse(words: &[String]) -> Result<Options> {

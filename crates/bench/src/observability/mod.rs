@@ -63,24 +63,7 @@ struct Options {
 }
 
 pub(crate) fn main(words: &[String]) -> ExitCode {
-    if words.iter().any(|word| word == "--help") {
-        print!("{USAGE}");
-        return ExitCode::SUCCESS;
-    }
-    let options = match parse(words) {
-        Ok(options) => options,
-        Err(error) => {
-            eprintln!("bench observability: {}\n\n{USAGE}", error.0);
-            return ExitCode::from(2);
-        }
-    };
-    match run(&options) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("bench observability: {}", error.0);
-            ExitCode::FAILURE
-        }
-    }
+    options::command("observability", USAGE, words, parse, run)
 }
 
 fn parse(words: &[String]) -> Result<Options> {
