@@ -7,6 +7,7 @@
 //! end itself is ended with SIGTERM and must exit with status 0: no test passes over a dead server.
 
 use crate::tools::{PATIENCE, find, run, until, wait_within};
+use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -125,6 +126,17 @@ impl Sandbox {
     /// The run directory of all that is started here.
     pub fn run_dir(&self) -> PathBuf {
         self.path("run")
+    }
+
+    /// What there is in the run directory, once processes that end have ended. One that was told to ends after
+    /// the answer, so that what it had is gone a moment later.
+    pub fn left_behind(&self) -> Vec<String> {
+        let look = || -> Vec<String> {
+            let entries = std::fs::read_dir(self.run_dir()).into_iter().flatten().flatten();
+            entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+        };
+        until(LIMIT, || look().is_empty().then_some(()));
+        look()
     }
 
     /// Makes a file of this many bytes, all of them a hole.
@@ -248,7 +260,7 @@ impl Sandbox {
 
 impl Drop for Sandbox {
     fn drop(&mut self) {
-        // What `add` left in the background.
+        // What `add` left in the background, and what it had mounted.
         for entry in std::fs::read_dir(self.run_dir()).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let pid = name.to_str().and_then(|name| name.strip_prefix("control."));
@@ -256,6 +268,14 @@ impl Drop for Sandbox {
                 && is_ours(pid)
             {
                 signal(pid, Signal::KILL);
+            }
+        }
+        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        let here = self.run_dir();
+        for at in mounts.lines().filter_map(|line| line.split(' ').nth(1)) {
+            if Path::new(at).starts_with(&here) {
+                // Whoever is at it already has done what is left to do.
+                let _ = rustix::mount::unmount(at, UnmountFlags::DETACH);
             }
         }
     }

@@ -45,7 +45,7 @@ fn a_name_that_changes_takes_socket_and_control_along_and_is_free_again() {
     dmsetup(&sandbox, &["remove", "-uU-1"]).ok();
     assert_eq!(dmsetup(&sandbox, &["ls"]).ok(), "one\t(0:0)\n");
     dmsetup(&sandbox, &["remove_all"]).ok();
-    assert_eq!(std::fs::read_dir(sandbox.run_dir()).unwrap().count(), 0, "nothing is left of either name");
+    assert_eq!(sandbox.left_behind(), Vec::<String>::new(), "nothing is left of either name");
 }
 
 #[test]

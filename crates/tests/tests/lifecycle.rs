@@ -33,16 +33,6 @@ fn names(sandbox: &Sandbox) -> Vec<String> {
     devices.iter().map(|device| device["name"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
-/// What there is in the run directory, once processes that end have ended.
-fn left_behind(sandbox: &Sandbox) -> Vec<String> {
-    let look = || -> Vec<String> {
-        let entries = std::fs::read_dir(sandbox.run_dir()).into_iter().flatten().flatten();
-        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
-    };
-    until(Duration::from_secs(5), || look().is_empty().then_some(()));
-    look()
-}
-
 /// An error as CLI.md has them: `blockyard: WHAT failed: NAME: why (what to do)`.
 #[track_caller]
 fn assert_error(stderr: &str, what: &str, name: &str) {
@@ -88,7 +78,7 @@ fn a_device_is_added_listed_shown_and_deleted() {
     assert_eq!(std::fs::read(&image).unwrap()[..4096], [1; 4096]);
     assert_eq!(names(&sandbox), Vec::<String>::new());
     assert!(!socket.exists());
-    assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+    assert_eq!(sandbox.left_behind(), Vec::<String>::new());
     assert_error(&sandbox.run(&["show", "disk"]).failed_with(1), "show", "disk");
 }
 
@@ -112,7 +102,7 @@ fn a_name_is_had_once() {
     assert_eq!(all.len(), 4, "{all:?}");
     assert!(derived.iter().all(|name| name.starts_with("ram") && all.contains(name)), "{derived:?}");
     sandbox.run(&["del", "--all"]).ok();
-    assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+    assert_eq!(sandbox.left_behind(), Vec::<String>::new());
 }
 
 #[test]
@@ -123,7 +113,7 @@ fn all_are_deleted_at_once() {
     assert_eq!(sandbox.run(&["del", "--all"]).ok(), "");
     assert_eq!(names(&sandbox), Vec::<String>::new());
     assert!(sockets.iter().all(|socket| !socket.exists()));
-    assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+    assert_eq!(sandbox.left_behind(), Vec::<String>::new());
     // There is nothing more to delete, which is what was asked for.
     sandbox.run(&["del", "--all"]).ok();
 }
@@ -144,7 +134,7 @@ fn what_a_dead_process_left_is_cleared_away() {
     let socket = add(&sandbox, "disk", "ram:2M");
     assert_eq!(Peer::connect(&socket, "disk").session.size, 2 << 20);
     sandbox.run(&["del", "--all"]).ok();
-    assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+    assert_eq!(sandbox.left_behind(), Vec::<String>::new());
 }
 
 #[test]
@@ -167,7 +157,7 @@ fn requests_that_fail_say_why_and_leave_nothing() {
         assert_eq!(outcome.stdout, "", "{outcome}");
         assert_error(&outcome.failed_with(1), what, name);
     }
-    assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+    assert_eq!(sandbox.left_behind(), Vec::<String>::new());
 }
 
 #[test]
@@ -199,7 +189,7 @@ fn bad_usage_is_status_two() {
         let stderr = outcome.failed_with(2);
         assert!(!stderr.is_empty() && !stderr.contains("panicked"), "{arguments:?}: {stderr}");
     }
-    assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+    assert_eq!(sandbox.left_behind(), Vec::<String>::new());
 }
 
 #[test]
@@ -230,7 +220,7 @@ fn sigint_and_a_hang_up_end_it_as_sigterm_does() {
         server.signal(each);
         assert_eq!(server.wait().code(), Some(0));
         assert_eq!(std::fs::read(&image).unwrap()[..4096], [3; 4096]);
-        assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+        assert_eq!(sandbox.left_behind(), Vec::<String>::new());
     }
 }
 
@@ -329,7 +319,7 @@ fn a_topology_is_checked_without_being_served() {
     assert!(stderr.contains("missing.toml:1:"), "{stderr}");
     sandbox.text("not.toml", "this is not TOML");
     sandbox.run(&["check", "not.toml"]).failed_with(1);
-    assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+    assert_eq!(sandbox.left_behind(), Vec::<String>::new());
 }
 
 #[test]
@@ -350,7 +340,7 @@ fn a_topology_lives_as_long_as_one_of_its_devices() {
     sandbox.run(&["del", "two"]).ok();
     assert_eq!(server.wait().code(), Some(0));
     assert!(!socket.exists());
-    assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+    assert_eq!(sandbox.left_behind(), Vec::<String>::new());
 }
 
 #[test]
@@ -361,7 +351,7 @@ fn without_an_export_there_is_a_socket_in_the_run_directory() {
     assert_eq!(said, format!("disk nbd nbd+unix:///disk?socket={}\n", socket.display()));
     assert_eq!(Peer::connect(&socket, "disk").session.size, 1 << 20);
     sandbox.run(&["del", "disk"]).ok();
-    assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+    assert_eq!(sandbox.left_behind(), Vec::<String>::new());
 }
 
 #[test]
