@@ -1,7 +1,7 @@
 //! What came of it, as Markdown for people.
 
 use super::{inside, outside};
-use crate::figures::median;
+use crate::figures::{median, ratio, spread};
 use std::fmt::Write as _;
 
 /// A null request as the goals have it, in nanoseconds.
@@ -19,16 +19,10 @@ pub(super) struct Report {
     pub(super) took_s: u64,
 }
 
-/// Median, least and greatest.
-fn spread(values: &[f64], digits: usize) -> String {
-    let least = values.iter().copied().fold(f64::INFINITY, f64::min);
-    let greatest = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    format!("{:.digits$} ({least:.digits$}..{greatest:.digits$})", median(values))
-}
-
-/// The rounds' own ratios.
-fn ratios(own: &[f64], base: &[f64]) -> Vec<f64> {
-    own.iter().zip(base).map(|(own, base)| own / base).collect()
+/// Median, least and greatest, as a cell.
+fn cell(values: &[f64], digits: usize) -> String {
+    let (least, middle, greatest) = spread(values);
+    format!("{middle:.digits$} ({least:.digits$}..{greatest:.digits$})")
 }
 
 impl Report {
@@ -46,13 +40,11 @@ impl Report {
             "Linux {}, {cpus} processors, {rounds} rounds of {seconds} s{ahead}; {took_s} s in all.\n",
             release.trim()
         );
-        text += &rates("From outside, the program's own devices", &self.outside);
-        text += &rates(
-            "From outside, behind a server of the harness's own, with and without a mutex",
-            &self.mutex,
-        );
+        text += &beside("From outside, the program's own devices", "device", "raw null", &self.outside);
+        let title = "From outside, behind a server of the harness's own, with and without a mutex";
+        text += &beside(title, "device", "raw null", &self.mutex);
         text += &self.inside_table();
-        text += &costs(&self.servers);
+        text += &beside("NBD on both sides", "in front", "one path", &self.servers);
         text
     }
 
@@ -71,60 +63,36 @@ impl Report {
                 "| {} | {} | {} | {:.1} | {:.2} | {} | {:.2} |",
                 series.threads,
                 series.subject.name(),
-                spread(&series.cpu_ns, 1),
+                cell(&series.cpu_ns, 1),
                 median(&added),
                 NULL_NS / (NULL_NS + median(&added)),
-                spread(&series.mega_iops, 1),
-                median(&ratios(&series.mega_iops, &raw.mega_iops)),
+                cell(&series.mega_iops, 1),
+                ratio(&series.mega_iops, &raw.mega_iops),
             );
         }
         text
     }
 }
 
-fn rates(title: &str, all: &[Vec<outside::Series>]) -> String {
+/// Devices of servers, each set against the first of its list; `device` and `base` are the words for those.
+fn beside(title: &str, device: &str, base: &str, all: &[Vec<outside::Series>]) -> String {
     if all.is_empty() {
         return String::new();
     }
     let mut text = format!(
-        "\n### {title}\n\n| reactors, connections | device | thousand requests a second | : raw null | server CPU us \
-         a request | : raw null |\n|---|---|---|---|---|---|\n"
+        "\n### {title}\n\n| reactors, connections | {device} | thousand requests a second | : {base} | \
+         CPU us a request | : {base} |\n|---|---|---|---|---|---|\n"
     );
-    for series in all.iter().flat_map(|all| all.iter().map(|series| (series, &all[0]))) {
-        let (series, raw) = series;
+    for (series, first) in all.iter().flat_map(|all| all.iter().map(|series| (series, &all[0]))) {
         let _ = writeln!(
             text,
             "| {} | {} | {} | {:.2} | {} | {:.2} |",
             series.threads,
             series.server.name(),
-            spread(&series.kilo_iops, 0),
-            median(&ratios(&series.kilo_iops, &raw.kilo_iops)),
-            spread(&series.cpu_us, 2),
-            median(&ratios(&series.cpu_us, &raw.cpu_us)),
-        );
-    }
-    text
-}
-
-fn costs(all: &[Vec<outside::Series>]) -> String {
-    if all.is_empty() {
-        return String::new();
-    }
-    let mut text =
-        "\n### NBD on both sides\n\n| reactors, connections | in front | thousand requests a second \
-                    | : one path | CPU us a request | : one path |\n|---|---|---|---|---|---|\n"
-            .to_owned();
-    for series in all.iter().flat_map(|all| all.iter().map(|series| (series, &all[0]))) {
-        let (series, direct) = series;
-        let _ = writeln!(
-            text,
-            "| {} | {} | {} | {:.2} | {} | {:.2} |",
-            series.threads,
-            series.server.name(),
-            spread(&series.kilo_iops, 0),
-            median(&ratios(&series.kilo_iops, &direct.kilo_iops)),
-            spread(&series.cpu_us, 2),
-            median(&ratios(&series.cpu_us, &direct.cpu_us)),
+            cell(&series.kilo_iops, 0),
+            ratio(&series.kilo_iops, &first.kilo_iops),
+            cell(&series.cpu_us, 2),
+            ratio(&series.cpu_us, &first.cpu_us),
         );
     }
     text

@@ -9,6 +9,7 @@ use super::facts::Facts;
 use super::options::Options;
 use super::servers::{self, Kind};
 use super::{Error, Result, Series, median};
+use crate::figures::ratio;
 
 /// Above this share of the machine's processors in foreign hands, a round is called disturbed.
 const FOREIGN_MAX: f64 = 0.05;
@@ -58,12 +59,6 @@ impl Series {
         let times: Option<Vec<f64>> = self.samples.iter().map(|sample| sample.read_p99_us).collect();
         times.as_deref().map(median)
     }
-}
-
-/// The median of the rounds' own ratios; rounds lie beside each other in time, so what drifts drops out.
-fn ratio(of: &[f64], to: &[f64]) -> f64 {
-    let ratios: Vec<f64> = of.iter().zip(to).map(|(of, to)| of / to).collect();
-    median(&ratios)
 }
 
 const HEAD: [&str; 10] = [
