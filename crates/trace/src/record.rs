@@ -9,6 +9,7 @@
 //! ```
 
 use block::Op;
+use queue::Point;
 
 /// What happened. The letters are blktrace's.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -98,6 +99,23 @@ pub struct Record {
 const VALUE_MASK: u64 = (1 << 48) - 1;
 
 impl Record {
+    /// That a request was queued on that device, where the point says: what other kinds are made from.
+    #[inline]
+    pub(crate) fn queued(time_ns: u64, point: &Point, device: u8) -> Record {
+        Record {
+            time_ns,
+            offset: point.offset.0,
+            len: Record::length(point.len.0),
+            tag: point.tag.0,
+            kind: Kind::Queue,
+            op: point.op,
+            flags: point.flags.bits(),
+            value: 0,
+            from: 0,
+            device,
+        }
+    }
+
     /// A length as it is recorded.
     #[inline]
     pub(crate) fn length(len: u64) -> u32 {

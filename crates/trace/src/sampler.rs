@@ -3,7 +3,7 @@
 //! Runs on the queue's thread beside a [`Tracer`](crate::Tracer) or without one. How many requests it passes over is
 //! set by whoever empties the lane, so that a picture of a fast device costs no more than that of a slow one.
 
-use crate::{Kind, Lane, Record};
+use crate::{Lane, Record};
 use queue::{Event, Nanos, Point, Probe};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -37,19 +37,7 @@ impl Probe for Sampler {
             return;
         }
         self.left = rest;
-        let record = Record {
-            time_ns: at.0,
-            offset: point.offset.0,
-            len: Record::length(point.len.0),
-            tag: point.tag.0,
-            kind: Kind::Queue,
-            op: point.op,
-            flags: point.flags.bits(),
-            value: 0,
-            from: 0,
-            device: 0,
-        };
-        self.lane.push(record.to_words());
+        self.lane.push(Record::queued(at.0, &point, 0).to_words());
     }
 }
 

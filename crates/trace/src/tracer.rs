@@ -105,18 +105,8 @@ impl Probe for Tracer {
             return;
         }
         let place = self.config.places.get(usize::from(point.node.0)).copied().unwrap_or(Place::TOP);
-        let record = Record {
-            time_ns: self.config.clock.map_or(at, |clock| clock()).0,
-            offset: point.offset.0,
-            len: Record::length(point.len.0),
-            tag: point.tag.0,
-            kind: Kind::Queue,
-            op: point.op,
-            flags: point.flags.bits(),
-            value: 0,
-            from: 0,
-            device: place.device,
-        };
+        let time = self.config.clock.map_or(at, |clock| clock());
+        let record = Record::queued(time.0, &point, place.device);
         match point.event {
             Event::Queued => self.put(wanted, record),
             Event::Split { rest } => {
