@@ -189,3 +189,24 @@ export function sampleAt(samples, t) {
   near.sort((a, b) => Math.abs(a.t - t) - Math.abs(b.t - t));
   return near[0] && Math.abs(near[0].t - t) < 3000 ? near[0] : null;
 }
+
+/** A picture over time with its title and a read-out that follows the cursor: `read` is the part of whoever it is. */
+export class Read {
+  constructor() {
+    this.samples = [];
+    this.moved = () => this.read();
+    cursor.listeners.add(this.moved);
+  }
+
+  update(samples) {
+    this.samples = samples;
+    this.picture.stretch(samples);
+    this.picture.draw();
+    this.read();
+  }
+
+  destroy() {
+    this.picture.destroy();
+    cursor.listeners.delete(this.moved);
+  }
+}

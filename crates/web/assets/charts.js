@@ -1,7 +1,7 @@
 // Lines over time: requests, bytes, latencies, depth. The legend beside the title is also the read-out: it shows the
 // newest values, or those where the cursor is.
 
-import { TimePicture, colours, cursor, gridline, sampleAt } from './canvas.js';
+import { Read, TimePicture, colours, cursor, gridline, sampleAt } from './canvas.js';
 import { el, put } from './dom.js';
 import { clock, short } from './format.js';
 
@@ -118,9 +118,10 @@ class Lines extends TimePicture {
 }
 
 /** A chart with its title and legend. `series`: `{ name, colour, of(sample) }`, coloured by the style sheet's names. */
-export class Chart {
+export class Chart extends Read {
   constructor({ title, note, series, show, log = false, binary = false, least = 0, height = 112 }) {
-    Object.assign(this, { title, series, show, log, binary, least, samples: [] });
+    super();
+    Object.assign(this, { title, series, show, log, binary, least });
     this.values = series.map(() => el('b', { class: 'num' }, '–'));
     this.when = el('span', { class: 'when num' });
     const legend = series.map((one, index) =>
@@ -129,15 +130,6 @@ export class Chart {
     this.node = el('section', { class: 'card chart', 'aria-label': title },
       el('header', {}, el('h3', {}, title, note && el('span', { class: 'note' }, note)), this.when, el('div', { class: 'legend' }, legend)),
       this.picture.canvas);
-    this.moved = () => this.read();
-    cursor.listeners.add(this.moved);
-  }
-
-  update(samples) {
-    this.samples = samples;
-    this.picture.stretch(samples);
-    this.picture.draw();
-    this.read();
   }
 
   read() {
@@ -149,11 +141,6 @@ export class Chart {
     });
     put(this.when, cursor.t !== null && sample ? clock(sample.t) : '');
     this.picture.canvas.setAttribute('aria-label', `${this.title}: ${told.join(', ')}`);
-  }
-
-  destroy() {
-    this.picture.destroy();
-    cursor.listeners.delete(this.moved);
   }
 }
 

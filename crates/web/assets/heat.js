@@ -1,7 +1,7 @@
 // Latency over time as a heat map: a column a second, a row each quarter of a doubling, darker where more requests
 // ended. It shows what percentiles hide: two ways through a cache, a slow path, a queue that fills up.
 
-import { TimePicture, colours, cursor, gridline, sampleAt } from './canvas.js';
+import { Read, TimePicture, colours, cursor, gridline, sampleAt } from './canvas.js';
 import { el, put } from './dom.js';
 import { clock, count, short, time } from './format.js';
 
@@ -97,9 +97,9 @@ class Cells extends TimePicture {
 }
 
 /** The heat map with its title and read-out. */
-export class Heat {
+export class Heat extends Read {
   constructor(height = 150) {
-    this.samples = [];
+    super();
     this.told = el('span', { class: 'when num' });
     this.picture = new Cells(this, height);
     const scale = [1, 2, 3, 4, 5].map((step) => el('i', { class: `step heat-step-${step}` }));
@@ -109,15 +109,6 @@ export class Heat {
         this.told,
         el('div', { class: 'legend', 'aria-hidden': 'true' }, el('span', { class: 'key' }, 'few ', el('span', { class: 'steps' }, scale), ' many'))),
       this.picture.canvas);
-    this.moved = () => this.read();
-    cursor.listeners.add(this.moved);
-  }
-
-  update(samples) {
-    this.samples = samples;
-    this.picture.stretch(samples);
-    this.picture.draw();
-    this.read();
   }
 
   read() {
@@ -134,10 +125,5 @@ export class Heat {
       : `${clock(sample.t)}  ${time(floor(row))} – ${time(floor(row + 1))}: ${count(cell?.[1] ?? 0)} of ${count(all)}`;
     put(this.told, text);
     this.picture.canvas.setAttribute('aria-label', `Latency heat map: ${text}`);
-  }
-
-  destroy() {
-    this.picture.destroy();
-    cursor.listeners.delete(this.moved);
   }
 }
