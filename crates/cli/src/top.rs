@@ -16,7 +16,6 @@ mod gather;
 mod input;
 mod model;
 mod numbers;
-mod paths;
 mod rows;
 mod terminal;
 #[cfg(test)]

@@ -19,6 +19,7 @@ pub mod loop_device;
 pub mod nbd;
 pub mod nbd_device;
 mod partitions;
+pub mod path_status;
 pub mod paths;
 mod reactor;
 pub mod replay;

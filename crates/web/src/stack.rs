@@ -1,6 +1,6 @@
 //! The stack as it is drawn: each node with what it did over an interval and its share of the time that requests took.
 
-use engine::control::{DeviceInfo, DeviceStats, LayerStats};
+use engine::control::{DeviceInfo, DeviceStats, LayerStats, own_times};
 use serde::Serialize;
 
 /// A node.
@@ -24,11 +24,9 @@ pub(crate) struct Part {
     pub(crate) in_flight: u64,
 }
 
-/// The children of a node: those one deeper, up to the next that is no deeper.
-pub(crate) fn children(layers: &[LayerStats], at: usize) -> impl Iterator<Item = usize> + '_ {
-    let depth = layers[at].depth;
-    let below = layers[at + 1..].iter().enumerate().take_while(move |(_, layer)| layer.depth > depth);
-    below.filter(move |(_, layer)| layer.depth == depth + 1).map(move |(place, _)| at + 1 + place)
+/// How far down each node is.
+pub(crate) fn depths(layers: &[LayerStats]) -> Vec<u8> {
+    layers.iter().map(|layer| layer.depth).collect()
 }
 
 /// All nodes, top first.
@@ -42,15 +40,12 @@ pub(crate) fn parts(info: &DeviceInfo, before: &DeviceStats, after: &DeviceStats
         value(&layers[at]).saturating_sub(was)
     };
     let seconds = (after.uptime_ns.saturating_sub(before.uptime_ns)).max(1) as f64 / 1e9;
-    let ticks: Vec<u64> = (0..layers.len()).map(|at| since(at, |layer| layer.ticks_ns)).collect();
-    // Pieces of one request wait beside each other: below a split the times may add up to more than above it.
-    let own: Vec<u64> = (0..layers.len())
-        .map(|at| ticks[at].saturating_sub(children(layers, at).map(|child| ticks[child]).sum()))
-        .collect();
-    let total: u64 = own.iter().sum();
+    let spent: Vec<f64> = (0..layers.len()).map(|at| since(at, |layer| layer.ticks_ns) as f64).collect();
+    let own = own_times(&depths(layers), &spent);
+    let total: f64 = own.iter().sum();
     let part = |(at, layer): (usize, &LayerStats)| {
         let ios = since(at, |layer| layer.ios);
-        let each = |time_ns: u64| if ios > 0 { time_ns as f64 / ios as f64 } else { 0.0 };
+        let each = |time_ns: f64| if ios > 0 { time_ns / ios as f64 } else { 0.0 };
         Part {
             node: layer.node,
             depth: layer.depth,
@@ -58,9 +53,9 @@ pub(crate) fn parts(info: &DeviceInfo, before: &DeviceStats, after: &DeviceStats
             label: label(info, layers, at),
             backend: layer.backend,
             ios: ios as f64 / seconds,
-            wait: each(ticks[at]),
+            wait: each(spent[at]),
             own: each(own[at]),
-            share: if total > 0 { own[at] as f64 / total as f64 } else { 0.0 },
+            share: if total > 0.0 { own[at] / total } else { 0.0 },
             in_flight: layer.in_flight,
         }
     };
@@ -80,6 +75,7 @@ fn label(info: &DeviceInfo, layers: &[LayerStats], at: usize) -> Option<String> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use engine::control::children;
 
     fn layer(node: u8, depth: u8, name: &str, ios: u64, ticks_ns: u64) -> LayerStats {
         let backend = name == "ram";
@@ -133,8 +129,8 @@ mod tests {
         assert_eq!(shares, [0.6, 0.1, 0.1, 0.2]);
         assert_eq!((parts[0].ios, parts[0].wait, parts[0].own), (10.0, 100.0, 60.0));
         assert_eq!((parts[0].label.as_deref(), &parts[1].label), (Some("delay,read=5ms"), &None));
-        assert_eq!(children(&after.layers, 1).collect::<Vec<_>>(), [2, 3]);
-        assert_eq!(children(&after.layers, 0).collect::<Vec<_>>(), [1]);
+        assert_eq!(children(&depths(&after.layers), 1).collect::<Vec<_>>(), [2, 3]);
+        assert_eq!(children(&depths(&after.layers), 0).collect::<Vec<_>>(), [1]);
     }
 
     #[test]

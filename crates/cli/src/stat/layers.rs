@@ -1,6 +1,6 @@
 //! What the nodes of stacks did: where requests spent their time.
 
-use engine::control::{DeviceStats, LayerStats};
+use engine::control::{DeviceStats, LayerStats, own_times};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -49,14 +49,10 @@ pub(crate) fn rows(before: Option<&DeviceStats>, now: &DeviceStats, shown: Shown
 }
 
 /// Of the time that requests spent in the stack, the part that they spent in each of its nodes and not below: from 0 to 1,
-/// for all rows of a device. What the pieces of a request spent below it at the same time is no time of its own.
+/// for all rows of a device.
 pub(crate) fn shares(rows: &[Row]) -> Vec<f64> {
-    let own = |(at, row): (usize, &Row)| {
-        let below = rows[at + 1..].iter().take_while(|other| other.layer.depth > row.layer.depth);
-        let children = below.filter(|other| other.layer.depth == row.layer.depth + 1);
-        (row.queued - children.map(|child| child.queued).sum::<f64>()).max(0.0)
-    };
-    let own: Vec<f64> = rows.iter().enumerate().map(own).collect();
+    let (depths, spent): (Vec<u8>, Vec<f64>) = rows.iter().map(|row| (row.layer.depth, row.queued)).unzip();
+    let own = own_times(&depths, &spent);
     let all: f64 = own.iter().sum();
     own.into_iter().map(|own| if all > 0.0 { own / all } else { 0.0 }).collect()
 }

@@ -3,9 +3,9 @@
 
 use super::columns::fit;
 use super::numbers::{bytes, count, time};
-use super::paths::PathState;
 use super::rows::{Operation, Row};
 use super::theme::Theme;
+use engine::path_status::PathStatus;
 use ratatui::text::{Line, Span};
 
 /// From so many letters on, there are two columns of lines.
@@ -25,7 +25,7 @@ pub(super) struct Lines {
 }
 
 /// All there is to say of a device.
-pub(super) fn lines(row: &Row, picked: Option<&PathState>, width: usize, theme: Theme) -> Lines {
+pub(super) fn lines(row: &Row, picked: Option<&PathStatus>, width: usize, theme: Theme) -> Lines {
     let is_wide = width >= WIDE;
     let column = if is_wide { width / 2 - 1 } else { width };
     let mut left = summary(row, column, theme);
@@ -110,7 +110,7 @@ fn operations(row: &Row, theme: Theme) -> Part {
     lines
 }
 
-fn paths(row: &Row, picked: Option<&PathState>, width: usize, theme: Theme) -> Part {
+fn paths(row: &Row, picked: Option<&PathStatus>, width: usize, theme: Theme) -> Part {
     if row.paths.is_empty() {
         return Vec::new();
     }
@@ -121,10 +121,10 @@ fn paths(row: &Row, picked: Option<&PathState>, width: usize, theme: Theme) -> P
             'D' => "disabled",
             _ => "enabled",
         };
-        let (state, style) = if path.up { ("up", theme.good()) } else { ("down", theme.bad()) };
+        let (state, style) = if path.works { ("up", theme.good()) } else { ("down", theme.bad()) };
         let is_picked = picked.is_some_and(|picked| std::ptr::eq(picked, path));
         let mark = if is_picked { ">" } else { " " };
-        let rest = format!(" {:>2} {group:<9}{:>9}  ", path.group, path.failures);
+        let rest = format!(" {:>2} {group:<9}{:>9}  ", path.group, path.fails);
         let name = fit(&path.name, width.saturating_sub(30));
         lines.push(Line::from(vec![
             Span::raw(format!("{mark} ")),

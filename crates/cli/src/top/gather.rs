@@ -3,8 +3,8 @@
 //! Every process is asked at once, and given a second and a little for each of its devices. One that does not answer by
 //! then is told of as silent, one that is gone is not there: neither keeps the others from being shown.
 
-use super::paths::{PathState, paths_of};
 use engine::control::{ClientError, ControlClient, ControlError, DeviceInfo, DeviceStats};
+use engine::path_status::PathStatus;
 use engine::rundir::RunDir;
 use engine::tables::TableCall;
 use std::io::ErrorKind;
@@ -24,7 +24,7 @@ pub(super) struct Sample {
     pub(super) info: DeviceInfo,
     pub(super) stats: DeviceStats,
     /// Of multipath tables.
-    pub(super) paths: Vec<PathState>,
+    pub(super) paths: Vec<PathStatus>,
     /// The control socket of its process.
     pub(super) socket: PathBuf,
 }
@@ -108,7 +108,7 @@ async fn samples(
 }
 
 /// The paths of a device; none while its table is being changed.
-async fn paths(client: &ControlClient, name: &str) -> Vec<PathState> {
+async fn paths(client: &ControlClient, name: &str) -> Vec<PathStatus> {
     let answer = client.table(name, &TableCall::Status).await;
-    answer.map(|answer| paths_of(&answer.targets)).unwrap_or_default()
+    answer.map(|answer| answer.targets.iter().flat_map(PathStatus::of).collect()).unwrap_or_default()
 }

@@ -5,9 +5,9 @@
 
 use super::gather::Look;
 use super::input::Action;
-use super::paths::PathState;
 use super::rows::{Row, Sort};
 use engine::control::DeviceStats;
+use engine::path_status::PathStatus;
 use std::collections::HashMap;
 use std::path::PathBuf;
 
@@ -170,7 +170,7 @@ impl Model {
     }
 
     /// The path that is picked out.
-    pub(super) fn shown_path(&self) -> Option<&PathState> {
+    pub(super) fn shown_path(&self) -> Option<&PathStatus> {
         let paths = &self.shown()?.paths;
         paths.get(self.path.min(paths.len().saturating_sub(1)))
     }
@@ -256,8 +256,9 @@ impl Model {
             self.note = "it has no paths: multipath tables have them".into();
             return;
         };
-        if path.up != fail {
-            self.note = format!("{} is {}", path.name, if path.up { "up already" } else { "down already" });
+        if path.works != fail {
+            self.note =
+                format!("{} is {}", path.name, if path.works { "up already" } else { "down already" });
             return;
         }
         self.asks = Some(PathOrder {

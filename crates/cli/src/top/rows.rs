@@ -1,10 +1,10 @@
 //! A device between two looks, and in which order devices stand.
 
 use super::gather::Sample;
-use super::paths::PathState;
 use crate::stat::layers::{self, Shown};
 use crate::stat::{EachSecond, Rates};
 use engine::control::{DeviceInfo, DeviceStats, Latency, OpStats};
+use engine::path_status::PathStatus;
 use std::cmp::Ordering;
 use std::path::PathBuf;
 
@@ -31,7 +31,7 @@ pub(super) struct Row {
     pub(super) operations: Vec<Operation>,
     pub(super) layers: Vec<layers::Row>,
     pub(super) shares: Vec<f64>,
-    pub(super) paths: Vec<PathState>,
+    pub(super) paths: Vec<PathStatus>,
     pub(super) in_flight: u64,
     pub(super) depth: u64,
     /// Since the device was added, and in the interval.
@@ -89,7 +89,7 @@ impl Row {
 
     /// Paths that are up.
     pub(super) fn paths_up(&self) -> usize {
-        self.paths.iter().filter(|path| path.up).count()
+        self.paths.iter().filter(|path| path.works).count()
     }
 }
 

@@ -3,11 +3,11 @@
 use super::gather::{Look, Sample};
 use super::input::Action;
 use super::model::{Errand, Model, Screen};
-use super::paths::PathState;
 use super::rows::Sort;
 use super::theme::Theme;
 use super::{batch, view};
 use engine::control::{DeviceInfo, DeviceStats, ExportInfo, Latency, LayerStats, OpStats, QueueInfo};
+use engine::path_status::PathStatus;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
@@ -71,8 +71,8 @@ fn sample(name: &str, seconds: u64, reads: u64) -> Sample {
     }
 }
 
-fn path(name: &str, up: bool) -> PathState {
-    PathState { sector: 0, group: 1, group_state: 'A', name: name.into(), up, failures: u64::from(!up) }
+fn path(name: &str, works: bool) -> PathStatus {
+    PathStatus { sector: 0, group: 1, group_state: 'A', name: name.into(), works, fails: u64::from(!works) }
 }
 
 fn look(seconds: u64) -> Look {

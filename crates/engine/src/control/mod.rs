@@ -24,7 +24,7 @@ mod stats;
 
 pub use client::{ClientError, ControlClient, TraceStream};
 pub use server::serve;
-pub use stats::{DeviceStats, Latency, LayerStats, OpStats, QueueFields};
+pub use stats::{DeviceStats, Latency, LayerStats, OpStats, QueueFields, children, own_times};
 
 use crate::change::Change;
 use crate::glance::Glance;

@@ -134,6 +134,21 @@ impl Latency {
     }
 }
 
+/// The children of the node at `at`, where `depths` are those of a stack's nodes from the top on: those one deeper, up to the
+/// next that is no deeper.
+pub fn children(depths: &[u8], at: usize) -> impl Iterator<Item = usize> + '_ {
+    let depth = depths[at];
+    let below = (at + 1..depths.len()).take_while(move |&other| depths[other] > depth);
+    below.filter(move |&other| depths[other] == depth + 1)
+}
+
+/// Of the time that requests `spent` in each node and below, what they spent in it alone. Pieces of one request wait beside
+/// each other, so that below a split the times may add up to more than above it: that is no time of its own.
+pub fn own_times(depths: &[u8], spent: &[f64]) -> Vec<f64> {
+    let below = |at| children(depths, at).map(|child| spent[child]).sum::<f64>();
+    (0..spent.len()).map(|at| (spent[at] - below(at)).max(0.0)).collect()
+}
+
 /// The sizes that there were: bytes at most, and how many.
 pub(super) fn sizes(counts: &OpCounts) -> impl Iterator<Item = (u64, u64)> {
     let places = counts.sizes.iter().enumerate().filter(|(_, count)| **count > 0);
