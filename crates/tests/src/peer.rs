@@ -3,16 +3,13 @@
 //! It holds the server to what each request asked for ([`Track`]) and panics when it breaks the
 //! protocol; errors that the protocol foresees are answers.
 
+use crate::tools::PATIENCE;
 use proto::nbd::client::{Descriptor, Failure, Handshake, Progress, Reply, Step, Track, Wish, parse_reply};
 use proto::nbd::{Command, CommandFlags, NbdError, Request, Session};
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
-
-/// How long a reply may take before that is an error.
-const LIMIT: Duration = Duration::from_secs(20);
 
 /// What became of a request.
 #[derive(Clone, Debug, Default)]
@@ -70,8 +67,8 @@ impl Peer {
     #[track_caller]
     pub fn with(socket: &Path, wish: Wish) -> Result<Peer, Failure> {
         let stream = UnixStream::connect(socket).unwrap_or_else(|why| panic!("{}: {why}", socket.display()));
-        stream.set_read_timeout(Some(LIMIT)).expect("a socket takes a timeout");
-        stream.set_write_timeout(Some(LIMIT)).expect("a socket takes a timeout");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes a timeout");
+        stream.set_write_timeout(Some(PATIENCE)).expect("a socket takes a timeout");
         let mut handshake = Handshake::new(wish);
         let mut received = Vec::new();
         let session = loop {

@@ -3,13 +3,10 @@
 //! The numbers are the protocol document's, written out here again so that a slip in `proto` is not
 //! made twice.
 
+use crate::tools::PATIENCE;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
-
-/// How long a reply may take before that is an error.
-const LIMIT: Duration = Duration::from_secs(10);
 
 /// `NBDMAGIC`, then `IHAVEOPT`.
 pub const GREETING: &[u8; 16] = b"NBDMAGICIHAVEOPT";
@@ -43,8 +40,8 @@ impl Raw {
     #[track_caller]
     pub fn connect(socket: &Path) -> Raw {
         let stream = UnixStream::connect(socket).unwrap_or_else(|why| panic!("{}: {why}", socket.display()));
-        stream.set_read_timeout(Some(LIMIT)).expect("a socket takes a timeout");
-        stream.set_write_timeout(Some(LIMIT)).expect("a socket takes a timeout");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes a timeout");
+        stream.set_write_timeout(Some(PATIENCE)).expect("a socket takes a timeout");
         Raw { stream }
     }
 

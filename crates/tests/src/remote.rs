@@ -6,7 +6,6 @@ use crate::server::{Sandbox, Server};
 use crate::tools::{PATIENCE, run_within, until};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 /// `blockyard serve STACK` as NAME, on NAME.sock in the sandbox.
 ///
@@ -112,7 +111,7 @@ impl Foreign {
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let mut child = child.unwrap_or_else(|why| panic!("{}: {why}", program.display()));
         // A connection that says nothing costs a server for one client its only place, so nothing connects here.
-        let is_up = until(Duration::from_secs(10), || socket.exists().then_some(()));
+        let is_up = until(PATIENCE, || socket.exists().then_some(()));
         assert!(is_up.is_some(), "{}: {:?}", program.display(), child.try_wait());
         Foreign { child, socket }
     }

@@ -18,9 +18,6 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// How long a server may take to start or to end before that is an error. Not how long it should.
-const LIMIT: Duration = Duration::from_secs(20);
-
 /// The binary under test.
 pub fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
@@ -135,7 +132,7 @@ impl Sandbox {
             let entries = std::fs::read_dir(self.run_dir()).into_iter().flatten().flatten();
             entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
         };
-        until(LIMIT, || look().is_empty().then_some(()));
+        until(PATIENCE, || look().is_empty().then_some(()));
         look()
     }
 
@@ -200,6 +197,16 @@ impl Sandbox {
     #[track_caller]
     pub fn run(&self, arguments: &[&str]) -> crate::tools::Outcome {
         run(&mut self.blockyard(arguments))
+    }
+
+    /// Waits until a device has requests under way, of which `inflight` says this.
+    ///
+    /// # Panics
+    /// If it does not.
+    #[track_caller]
+    pub fn await_in_flight(&self, device: &str, words: &str) {
+        let there = || self.run(&["inflight", device]).ok().contains(words).then_some(());
+        until(PATIENCE, there).unwrap_or_else(|| panic!("nothing of {device} is under way, {words}"));
     }
 
     /// Serves a stack on a Unix socket, under the name `disk` unless `more` has a `--name`.
@@ -355,16 +362,27 @@ impl Server {
         }
     }
 
+    /// What it has said on stderr once these words are there. A thread of its own writes the log, so that what was said
+    /// before an answer may come after it.
+    ///
+    /// # Panics
+    /// If they do not come.
+    #[track_caller]
+    pub fn said(&self, words: &str) -> String {
+        let said = until(PATIENCE, || Some(self.log()).filter(|log| log.contains(words)));
+        said.unwrap_or_else(|| panic!("\"{words}\" was not said:\n{}", self.log()))
+    }
+
     /// What it has said on stderr.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
     fn next_line(&mut self) -> Result<String, String> {
-        self.lines.recv_timeout(LIMIT).map_err(|why| match why {
-            RecvTimeoutError::Timeout => format!("not in {LIMIT:?}; stderr:\n{}", self.log()),
+        self.lines.recv_timeout(PATIENCE).map_err(|why| match why {
+            RecvTimeoutError::Timeout => format!("not in {PATIENCE:?}; stderr:\n{}", self.log()),
             RecvTimeoutError::Disconnected => {
-                format!("it ended ({:?}); stderr:\n{}", wait_within(&mut self.child, LIMIT), self.log())
+                format!("it ended ({:?}); stderr:\n{}", wait_within(&mut self.child, PATIENCE), self.log())
             }
         })
     }
@@ -404,8 +422,8 @@ impl Server {
     /// If it does not end.
     #[track_caller]
     pub fn wait(&mut self) -> ExitStatus {
-        let Some(status) = wait_within(&mut self.child, LIMIT) else {
-            panic!("the server did not end in {LIMIT:?}; stderr:\n{}", self.log());
+        let Some(status) = wait_within(&mut self.child, PATIENCE) else {
+            panic!("the server did not end in {PATIENCE:?}; stderr:\n{}", self.log());
         };
         self.ended = Some(status);
         status

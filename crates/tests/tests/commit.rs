@@ -5,7 +5,7 @@ use blockyard_tests::peer::Peer;
 use blockyard_tests::server::{Sandbox, Server, missing_root, noise};
 use blockyard_tests::tools::{PATIENCE, command, missing, run, until, wait_within};
 use proto::nbd::CommandFlags;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -229,19 +229,25 @@ fn a_commit_that_is_killed_at_any_moment_loses_nothing_and_is_done_again() {
     peer.disconnect();
     server.terminate();
     let mut cut_short = 0;
-    for delay_us in [300, 1500, 4000, 8000, 15000, 25000, 40000, 60000] {
+    let delays = [300, 1500, 4000, 8000, 15000, 25000, 40000, 60000];
+    // Where the processor is busy they may all come too late: then the shortest again.
+    let again = std::iter::repeat_n(300, 100);
+    for (turn, delay_us) in delays.into_iter().chain(again).enumerate() {
+        if turn >= delays.len() && cut_short > 2 {
+            break;
+        }
         // Something new each time, or there would be nothing to copy any more.
         let (mut server, mut peer) = pair.serve(&sandbox, "");
         assert!(peer.read(0, 4 * LEN as u64).expect("a read") == pair.model, "after a kill at {delay_us} us");
         for at in (0..4 * LEN).step_by(1 << 20) {
-            pair.write(&mut peer, at, &noise(at as u64 + delay_us, 512 << 10));
+            pair.write(&mut peer, at, &noise(at as u64 + delay_us + turn as u64, 512 << 10));
         }
         // Every other time the server itself is killed, else a program that does nothing but commit.
         let status = if delay_us % 1000 == 500 {
             let mut commit = sandbox.blockyard(&["commit", "disk"]).spawn().expect("it starts");
             std::thread::sleep(Duration::from_micros(delay_us));
             server.kill();
-            wait_within(&mut commit, Duration::from_secs(20)).expect("it is told");
+            wait_within(&mut commit, PATIENCE).expect("it is told");
             9
         } else {
             peer.disconnect();
@@ -267,7 +273,9 @@ fn a_commit_that_is_killed_at_any_moment_loses_nothing_and_is_done_again() {
 
 /// Whether the newer of the two copies of an overlay's header says that a commit is under way.
 fn is_flagged(overlay: &Path) -> bool {
-    let head = std::fs::read(overlay).map(|bytes| bytes[..8192].to_vec()).unwrap_or_default();
+    let mut head = [0; 8192];
+    let read = std::fs::File::open(overlay).and_then(|file| file.read_exact_at(&mut head, 0));
+    read.expect("an overlay has a header");
     let word = |copy: usize, at: usize| head.get(copy + at..copy + at + 8).map_or(&[0; 8][..], |word| word);
     let newest = [0, 4096].into_iter().max_by_key(|&copy| word(copy, 16).iter().rev().collect::<Vec<_>>());
     newest.is_some_and(|copy| word(copy, 24)[0] & 1 == 1)
@@ -285,9 +293,14 @@ fn what_is_written_past_the_end_of_the_origin_during_a_commit_is_kept() {
     }
     // When it begins there is nothing past the end: room for that has to be made while it goes on.
     let mut commit = sandbox.blockyard(&["commit", "disk"]).spawn().expect("it starts");
-    until(PATIENCE, || is_flagged(&pair.overlay).then_some(())).expect("it begins");
-    let mut at = len + 3 * 512;
     let mut is_over = false;
+    until(PATIENCE, || {
+        // On a busy machine it may be over before it is seen to begin.
+        is_over = commit.try_wait().expect("it runs").is_some();
+        (is_over || is_flagged(&pair.overlay)).then_some(())
+    })
+    .expect("it begins");
+    let mut at = len + 3 * 512;
     while !is_over && at < 2 * len - 8192 {
         is_over = commit.try_wait().expect("it runs").is_some();
         peer.write(at as u64, &noise(at as u64, 4096), CommandFlags::FUA).expect("a write");

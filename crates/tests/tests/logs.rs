@@ -30,7 +30,9 @@ fn slow_requests_are_told_with_the_path_they_took() {
     sandbox.run(&["set", "disk", "slow=50ms"]).ok();
     peer.read(4096, 512).expect("read");
     peer.write(4096, &noise(1, 32768), CommandFlags::NONE).expect("written");
-    let slow = &lines(&server, "slow request")[0];
+    // Where the processor is busy the read may have been slow as well.
+    let all = lines(&server, "slow request");
+    let slow = all.iter().find(|line| line["op"] == "write").unwrap_or(&all[0]);
     assert_eq!(
         (&slow["level"], &slow["device"], &slow["op"]),
         (&"warn".into(), &"disk".into(), &"write".into())
@@ -54,14 +56,9 @@ fn slow_requests_are_told_with_the_path_they_took() {
     let rest = lines(&server, "slow requests that were not told one by one");
     assert!(rest[0]["suppressed"].as_u64() > Some(0), "{rest:?}");
     sandbox.run(&["set", "disk", "slow=off"]).ok();
-    let before = lines(&server, "slow request").len();
-    peer.write(0, &noise(1, 512), CommandFlags::NONE).expect("written");
-    assert_eq!(
-        lines(&server, "slow request").len(),
-        before,
-        "before that, reads were quick, too: {}",
-        server.log()
-    );
+    peer.write(7 << 20, &noise(1, 512), CommandFlags::NONE).expect("written");
+    let told = lines(&server, "slow request");
+    assert!(told.iter().all(|line| line["sector"] != 7 << 11), "{told:?}");
     let why = sandbox.run(&["set", "disk", "slow=20"]).failed_with(2);
     assert!(why.contains("is not a time"), "{why}");
 }

@@ -3,7 +3,7 @@
 
 use blockyard_tests::disk::{Loop, Mount, check, missing_file_system, missing_loop, shell};
 use blockyard_tests::server::Sandbox;
-use blockyard_tests::tools::{command, find, missing, run, run_within, skip};
+use blockyard_tests::tools::{PATIENCE, command, find, missing, run, skip, wait_within};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
@@ -226,7 +226,7 @@ fn killed_amid_writes(kind: &str, stack: &str) {
     let mut synced = lines.by_ref().take(20).map_while(Result::ok).count();
     disk.server.kill();
     // It gets an error rather than waiting for ever.
-    let ended = blockyard_tests::tools::wait_within(&mut writer, Duration::from_secs(20));
+    let ended = wait_within(&mut writer, PATIENCE);
     assert!(ended.is_some_and(|status| !status.success()), "the writer: {ended:?}");
     synced += lines.map_while(Result::ok).count();
     assert!(synced >= 20, "it ended after {synced} files");
@@ -359,7 +359,7 @@ fn fsx_on(kind: &str, stack: &str, operations: u32) {
     let mount = disk.mount(kind);
     let mut exercise = Command::new(&fsx);
     exercise.args(["-q", "-N", &operations.to_string(), "-S", "7", "-P"]).arg(sandbox.path(""));
-    run_within(exercise.arg(mount.path().join("file")), Duration::from_secs(120)).ok();
+    run(exercise.arg(mount.path().join("file"))).ok();
     mount.unmount();
     disk.check(kind);
     disk.server.terminate();

@@ -250,26 +250,33 @@ fn loop_16_requests_run_side_by_side_where_the_kernel_has_one_worker_for_them() 
     if no_loops() {
         return;
     }
-    let mut taken = Vec::new();
-    for ours in [false, true] {
-        // Each has a disk of its own, or the second would find in the page cache what the first has read.
-        let sandbox = Sandbox::default();
-        let (mut slow, file) = slow_file(&sandbox);
-        let device = Loop::new(&sandbox, ours, &["-r", file.to_str().unwrap()]);
-        let start = Instant::now();
-        std::thread::scope(|scope| {
-            for block in 0..AT_ONCE {
-                let device = &device;
-                scope.spawn(move || assert!(device.reads(block * 32), "ours: {ours}"));
-            }
-        });
-        taken.push(start.elapsed());
-        drop(device);
-        slow.terminate();
-    }
-    println!("the kernel's, ours: {taken:?}");
-    assert!(taken[1] < SLOW * (AT_ONCE as u32 - 2), "one after the other: {taken:?}");
-    assert!(taken[1] < taken[0], "the kernel's is faster: {taken:?}");
+    // Where the processor is busy with other things it takes longer to start as many programs; what runs one after the
+    // other never takes less.
+    let side_by_side = until(PATIENCE, || {
+        let taken = [false, true].map(time_at_once);
+        println!("the kernel's, ours: {taken:?}");
+        (taken[1] < SLOW * (AT_ONCE as u32 - 2) && taken[1] < taken[0]).then_some(())
+    });
+    assert!(side_by_side.is_some(), "one after the other, or the kernel's is faster");
+}
+
+/// How long so many reads take that begin at once.
+fn time_at_once(ours: bool) -> Duration {
+    // Each has a disk of its own, or the second would find in the page cache what the first has read.
+    let sandbox = Sandbox::default();
+    let (mut slow, file) = slow_file(&sandbox);
+    let device = Loop::new(&sandbox, ours, &["-r", file.to_str().unwrap()]);
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for block in 0..AT_ONCE {
+            let device = &device;
+            scope.spawn(move || assert!(device.reads(block * 32), "ours: {ours}"));
+        }
+    });
+    let taken = start.elapsed();
+    drop(device);
+    slow.terminate();
+    taken
 }
 
 #[test]
@@ -344,7 +351,13 @@ fn loop_13_partitions_are_scanned_when_that_was_asked_for() {
                 names.filter(|name| name.starts_with(&format!("{disk}p"))).count()
             };
             let wanted = if flag.is_empty() { 0 } else { 2 };
-            until(Duration::from_secs(2), || (parts() == wanted).then_some(()));
+            // A kernel that reads no tables is not waited for twice.
+            let limit = match (ours, found.first()) {
+                (true, Some(0)) => Duration::ZERO,
+                (true, _) => PATIENCE,
+                _ => Duration::from_secs(5),
+            };
+            until(limit, || (parts() == wanted).then_some(()));
             found.push(parts());
             assert_eq!(device.column("PARTSCAN"), u8::from(!flag.is_empty()).to_string(), "ours: {ours}");
         }

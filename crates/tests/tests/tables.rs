@@ -63,7 +63,7 @@ fn tables_swapped_under_load_lose_nothing(engine: Engine) {
     let mut load = load.spawn().unwrap();
     let end = Instant::now() + Duration::from_secs(2);
     let mut swaps = 0;
-    while Instant::now() < end {
+    while Instant::now() < end || swaps < 2 {
         // A multipath table is followed by none of another kind.
         let next = swaps % 2;
         sandbox.run(&["table", "t", "--load", &files[next].to_string_lossy()]).ok();
@@ -72,7 +72,6 @@ fn tables_swapped_under_load_lose_nothing(engine: Engine) {
     }
     let status = wait_within(&mut load, PATIENCE).expect("fio ends");
     assert!(status.success(), "{status} after {swaps} swaps: {}", server.log());
-    assert!(swaps > 1, "{swaps} swaps");
     sandbox.run(&["table", "t", "--load", &files[2].to_string_lossy()]).ok();
     sandbox.run(&["resume", "t"]).ok();
     fio_verify(&server, "--size=4M --bs=4k --iodepth=8");
@@ -144,7 +143,8 @@ fn what_a_smaller_table_has_no_room_for_fails() {
         assert_eq!(peer.write(MIB, &[7; 512], CommandFlags::NONE), Err(NbdError::Io));
         peer.disconnect();
     });
-    std::thread::sleep(Duration::from_millis(50));
+    // When it comes it fits.
+    sandbox.await_in_flight("t", "write");
     let table = sandbox.text("small.table", "0 1024 linear a.img 0");
     sandbox.run(&["table", "t", "--load", &table.to_string_lossy()]).ok();
     sandbox.run(&["resume", "t"]).ok();

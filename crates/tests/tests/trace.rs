@@ -306,6 +306,8 @@ fn a_trace_that_nobody_takes_is_dropped_and_counted_and_io_goes_on() {
     let server = sandbox.serve("ram:16M", &["--name", "disk"]);
     let mut command = sandbox.blockyard(&["trace", "disk", "-o", "-", "--buffer", "4K"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
+    // Once there is something, everything is heard; nothing more is read for now.
+    child.stdout.as_mut().expect("it is piped").read_exact(&mut [0; 48]).expect("it begins");
     let mut peer = connect(&server, "disk");
     let before = server.resident();
     for n in 0..60_000u64 {

@@ -84,7 +84,11 @@ fn the_page_lives_in_a_real_browser() {
             std::panic::resume_unwind(why);
         }
     });
-    assert_eq!(browser.complaints(), Vec::<String>::new());
+    // What was refused on purpose may have been said late.
+    let is_wanted = |why: &String| why.contains("401") || why.contains("422");
+    let mut others = browser.complaints();
+    others.retain(|why| !is_wanted(why));
+    assert_eq!(others, Vec::<String>::new());
     who_lost_the_token_is_told_so(&mut browser);
     server.terminate();
     browser.wait_for("['lost', 'gone'].includes(document.querySelector('#link').dataset.state)");
@@ -150,7 +154,7 @@ fn a_path_is_failed_after_a_question(sandbox: &Sandbox, browser: &mut Browser, p
     browser.wait_for(&format!("document.querySelector({fail:?})"));
     browser.click(fail);
     browser.wait_for("document.querySelector('#confirm').open");
-    assert_eq!(browser.eval("document.activeElement.id"), "confirm-no", "Enter alone does nothing");
+    browser.wait_for("document.activeElement.id === 'confirm-no'"); // Enter alone does nothing.
     let command = browser.eval("document.querySelector('#confirm-command').textContent");
     assert_eq!(command, "blockyard message m 0 fail_path ram:64M");
     browser.press("Enter");
@@ -175,7 +179,7 @@ fn a_new_size_is_asked_for_or_not(browser: &mut Browser) {
     let asked = |browser: &mut Browser| {
         browser.eval(&format!("{resize}.click()"));
         browser.wait_for("document.querySelector('#confirm').open");
-        assert_eq!(browser.eval("document.activeElement.id"), "confirm-input");
+        browser.wait_for("document.activeElement.id === 'confirm-input'");
     };
     asked(browser);
     browser.click("#confirm-no");
@@ -228,9 +232,10 @@ fn ask(page: &str, head: &str, headers: &[&str], body: &str) -> String {
     let length = body.len();
     let text =
         format!("{head} HTTP/1.1\r\n{headers}Connection: close\r\nContent-Length: {length}\r\n\r\n{body}");
-    stream.write_all(text.as_bytes()).unwrap();
+    // It may have heard enough before it has heard all of it; then its answer is there, and what it closes is reset.
+    let _ = stream.write_all(text.as_bytes());
     let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).unwrap();
+    let _ = stream.read_to_end(&mut answer);
     String::from_utf8_lossy(&answer).into_owned()
 }
 
