@@ -22,7 +22,6 @@ const PAUSE: Duration = Duration::from_millis(2);
 pub(crate) fn add(args: &ServeArgs) -> Result<ExitCode, Failure> {
     // What makes no sense is said without starting anything.
     let topology = plan::topology("add", args)?;
-    args.page.check_supervised("add", args.supervise)?;
     let name = topology.devices[0].name.to_string();
     let fail = |why: std::io::Error| Failure::new("add", &name, why);
     // Behind the program's name and `add`.

@@ -155,7 +155,7 @@ Schedulers (--scheduler, or scheduler = \"...\" in a topology; see docs/schedule
   mq-deadline[,read_expire=500][,write_expire=5000][,writes_starved=2][,fifo_batch=16][,front_merges=1]
   kyber[,read_lat_nsec=2000000][,write_lat_nsec=10000000]
                                    and for both: queue_depth=32, how many requests a queue has below at once,
-                                   and async_depth=N, how many writes are in hand
+                                   async_depth=N, how many writes are in hand, and nomerges=0|1|2
 
 Exports:
   --fuse FILE                      the device as one file, by FUSE: as root, or with fusermount3 for others.

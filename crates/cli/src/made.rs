@@ -1,7 +1,7 @@
 //! What made the devices of this process, so that another process can serve them when this one is gone.
 
 use engine::rundir::RunDir;
-use engine::ublk::{Origin, Record, Words};
+use engine::ublk::{KeptPage, Origin, Record, Words};
 use std::path::Path;
 
 /// The words, where they were said, and whether a device is made by them or taken over.
@@ -11,13 +11,15 @@ pub(crate) struct Made {
     supervised: bool,
     /// The number of the ublk device that waits for this process.
     waits: Option<u32>,
+    /// The page of this process.
+    pub(crate) page: Option<KeptPage>,
 }
 
 impl Made {
     /// By the command line of this process.
     pub(crate) fn by_line(supervised: bool) -> Made {
         let line = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
-        Made { folder: here(), words: Words::Line(line.collect()), supervised, waits: None }
+        Made { folder: here(), words: Words::Line(line.collect()), supervised, waits: None, page: None }
     }
 
     /// By a topology as it stands at the moment.
@@ -25,13 +27,19 @@ impl Made {
         // It was read a moment ago; what cannot be read again cannot be recovered.
         let text = std::fs::read_to_string(file).unwrap_or_default();
         let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
-        Made { folder: here(), words: Words::Topology { text, file }, supervised: false, waits: None }
+        Made {
+            folder: here(),
+            words: Words::Topology { text, file },
+            supervised: false,
+            waits: None,
+            page: None,
+        }
     }
 
     /// By what another process wrote down before it died.
     pub(crate) fn by_record(record: &Record, supervised: bool) -> Made {
         let Record { folder, words, number, .. } = record.clone();
-        Made { folder, words, supervised, waits: Some(number) }
+        Made { folder, words, supervised, waits: Some(number), page: None }
     }
 
     /// Whether a device waits for this process.
@@ -46,7 +54,8 @@ impl Made {
 
     /// What to write down, and where, for whoever takes a device over.
     pub(crate) fn record(&self, run: &RunDir, name: &str) -> Option<(RunDir, Record)> {
-        let record = Record::new(name, self.folder.clone(), self.words.clone(), self.supervised);
+        let mut record = Record::new(name, self.folder.clone(), self.words.clone(), self.supervised);
+        record.page.clone_from(&self.page);
         Some((run.clone(), record))
     }
 }

@@ -2,8 +2,11 @@
 
 use crate::failure::Failure;
 use clap::{Args, ValueEnum};
+use engine::ublk::KeptPage;
+use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use web::{Listening, Token, WebAddress, WebConfig};
+use web::{Listening, Token, WebAddress, WebConfig, WebError};
 
 /// How the page is asked for.
 #[derive(Args, Debug, Clone, Default)]
@@ -28,25 +31,6 @@ enum Allowed {
 }
 
 impl WebArgs {
-    /// Whether the page of a device whose server is brought back, and whose new lines nobody reads, is found again.
-    ///
-    /// # Errors
-    /// It would have another token, or another port, each time.
-    pub(crate) fn check_supervised(&self, what: &str, supervised: bool) -> Result<(), Failure> {
-        let Some(text) = self.web.as_ref().filter(|_| supervised) else { return Ok(()) };
-        if self.web_token.is_none() {
-            let why = "with --supervise, a server that is brought back would make a token that nobody is told \
-                       (give --web-token FILE, which keeps it)";
-            return Err(Failure::usage(what, "--web", why));
-        }
-        if text.parse::<WebAddress>().is_ok_and(|address| address.0.port() == 0) {
-            let why = "with --supervise, a server that is brought back would choose a port that nobody is told \
-                       (name one)";
-            return Err(Failure::usage(what, "--web", why));
-        }
-        Ok(())
-    }
-
     /// Listen where they say, if they do. What makes no sense is found out before anything else is touched.
     ///
     /// # Errors
@@ -63,4 +47,38 @@ impl WebArgs {
         let config = WebConfig { address, token, actions: self.web_allow.is_some() };
         Listening::open(config).map(Some).map_err(|why| Failure::new(what, "--web", why))
     }
+}
+
+/// What a process needs that is to bring this page back.
+pub(crate) fn kept(page: &Listening) -> KeptPage {
+    let config = page.config();
+    KeptPage {
+        address: page.address(),
+        token: config.token.as_ref().map(|token| token.text().to_owned()),
+        actions: config.actions,
+    }
+}
+
+/// Listen where the page of a process was that is gone, with its token. Where another one is by now, which may be that of
+/// a device that was brought back before, a port beside it is found.
+///
+/// # Errors
+/// The address; a record that somebody wrote in.
+pub(crate) fn again(kept: &KeptPage) -> Result<Listening, Failure> {
+    let fail = |why: &dyn std::fmt::Display| Failure::new("recover", "--web", why);
+    let token = match &kept.token {
+        Some(text) => Some(Token::known(text).ok_or_else(|| fail(&"its record has no token of a page"))?),
+        None => None,
+    };
+    let config = WebConfig { address: WebAddress(kept.address), token, actions: kept.actions };
+    let page = Listening::open(config.clone()).or_else(|why| match why {
+        WebError::Listen { source, .. } if source.kind() == io::ErrorKind::AddrInUse => {
+            Listening::open(WebConfig {
+                address: WebAddress(SocketAddr::new(kept.address.ip(), 0)),
+                ..config
+            })
+        }
+        other => Err(other),
+    });
+    page.map_err(|why| fail(&why))
 }

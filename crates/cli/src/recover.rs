@@ -6,6 +6,7 @@ use crate::attach;
 use crate::failure::Failure;
 use crate::listing::{block_on, client_of, run_dir};
 use crate::made::Made;
+use crate::page;
 use crate::serving;
 use crate::supervise;
 use clap::Parser;
@@ -116,12 +117,8 @@ fn serve_args(words: &[String]) -> Result<ServeArgs, String> {
 
 /// The page that was served with it, if it still can be: a device that waits does not wait for that.
 fn page_of(record: &Record) -> Option<web::Listening> {
-    let Words::Line(words) = &record.words else { return None };
-    let page = serve_args(words).ok()?.page.listen("recover");
-    page.unwrap_or_else(|why| {
-        why.report();
-        None
-    })
+    let page = page::again(record.page.as_ref()?);
+    page.map_err(|why| why.report()).ok()
 }
 
 fn in_background(what: &str, record: &Record, supervised: bool) -> Result<ExitCode, Failure> {

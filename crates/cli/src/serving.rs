@@ -10,6 +10,7 @@ use crate::failure::Failure;
 use crate::inflight;
 use crate::listing::run_dir;
 use crate::made::Made;
+use crate::page;
 use crate::plan;
 use crate::progress::shown;
 use crate::served::Served;
@@ -66,7 +67,6 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode, Failure> {
     // A detached process was started by `add`, and its errors are shown as that.
     let what = if args.run.detached { "add" } else { "serve" };
     let mut topology = plan::topology(what, args)?;
-    args.page.check_supervised(what, args.supervise)?;
     if args.supervise && !args.run.watched {
         return supervise::supervise(what, args.run.detached);
     }
@@ -104,8 +104,9 @@ pub(crate) fn start(
     may_rename: bool,
     inherited: Vec<Listening>,
     page: Option<web::Listening>,
-    made: Made,
+    mut made: Made,
 ) -> Result<ExitCode, Failure> {
+    made.page = page.as_ref().map(page::kept);
     let run = run_dir(what)?;
     run.create().map_err(|why| Failure::new(what, "", why))?;
     crate::log::start(args.log, args.verbose);

@@ -123,6 +123,16 @@ impl Listening {
         Ok(Listening { config, listener, bound })
     }
 
+    /// Where that is: the port is one.
+    pub fn address(&self) -> SocketAddr {
+        self.bound
+    }
+
+    /// How it is to be served.
+    pub fn config(&self) -> &WebConfig {
+        &self.config
+    }
+
     /// Show the devices of a process there. `control` is the runtime on which they are changed.
     ///
     /// # Errors

@@ -103,16 +103,16 @@ impl Token {
                 }
                 let mut text = String::new();
                 file.take(*LENGTHS.end() as u64 + 8).read_to_string(&mut text).map_err(failed)?;
-                let text = text.trim();
-                let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-                if LENGTHS.contains(&text.len()) && text.chars().all(plain) {
-                    Ok(Token(text.to_owned()))
-                } else {
-                    Err(TokenError::Content(path.to_owned()))
-                }
+                Token::known(text.trim()).ok_or_else(|| TokenError::Content(path.to_owned()))
             }
             Err(why) => Err(failed(why)),
         }
+    }
+
+    /// One that was made before. `None`: it cannot be one.
+    pub fn known(text: &str) -> Option<Token> {
+        let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+        (LENGTHS.contains(&text.len()) && text.chars().all(plain)).then(|| Token(text.to_owned()))
     }
 
     /// For the page's address, which is told once.

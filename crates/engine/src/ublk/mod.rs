@@ -15,7 +15,7 @@ mod record;
 
 pub use listing::{Foreign, foreign, users_of};
 pub use params::NotPresentable;
-pub use record::{Record, RecordError, Words};
+pub use record::{KeptPage, Record, RecordError, Words};
 
 use crate::control::{BoxFuture, ExportInfo};
 use crate::device::Device;

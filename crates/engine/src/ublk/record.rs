@@ -10,8 +10,10 @@ use crate::rundir::RunDir;
 use crate::spec::{LayerSpec, TableSpec, format_time};
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -57,6 +59,23 @@ pub enum Words {
     },
 }
 
+/// The page that showed a device, as it can be served again: whoever has it open goes on with the same address.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptPage {
+    /// Where it was, with the port that it had.
+    pub address: SocketAddr,
+    /// What one had to know; `None`: nothing. The record is as private as a file of its own would be.
+    pub token: Option<String>,
+    /// Whether it changed devices.
+    pub actions: bool,
+}
+
+impl fmt::Debug for KeptPage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "KeptPage({})", self.address)
+    }
+}
+
 /// What is known of a ublk device by those who do not serve it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Record {
@@ -75,13 +94,16 @@ pub struct Record {
     pub folder: PathBuf,
     /// What it was told.
     pub words: Words,
+    /// The page of that process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub page: Option<KeptPage>,
 }
 
 impl Record {
     /// For a device that is yet to be made.
     pub fn new(name: &str, folder: PathBuf, words: Words, supervised: bool) -> Record {
         let (version, name) = (VERSION, name.to_owned());
-        Record { version, name, number: 0, boot: boot(), pid: 0, supervised, folder, words }
+        Record { version, name, number: 0, boot: boot(), pid: 0, supervised, folder, words, page: None }
     }
 
     /// Whether it was written since the machine was started: device numbers mean nothing later.
@@ -254,7 +276,9 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         assert_eq!(fs::read_dir(run.path()).unwrap().count(), 1, "nothing is left beside it");
         let topology = Words::Topology { text: "[device.a]\n".into(), file: "/srv/a.toml".into() };
-        let other = Record::new("a", "/".into(), topology, false);
+        let mut other = Record::new("a", "/".into(), topology, false);
+        let token = Some("0123456789abcdef".to_owned());
+        other.page = Some(KeptPage { address: "127.0.0.1:7070".parse().unwrap(), token, actions: true });
         other.save(&run).unwrap();
         assert_eq!(Record::all(&run), [other, record("disk")]);
         record("disk").remove(&run);

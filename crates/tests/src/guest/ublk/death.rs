@@ -92,7 +92,7 @@ pub(super) const TESTS: &[Test] = &[
 
 /// What becomes of requests when there is no server.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Recovery {
+pub(super) enum Recovery {
     Requeue,
     Reissue,
     FailIo,
@@ -159,7 +159,7 @@ fn features_for(option: &str) -> Features {
     }
 }
 
-fn needs_recovery(recovery: Recovery) -> Result<(), Skip> {
+pub(super) fn needs_recovery(recovery: Recovery) -> Result<(), Skip> {
     needs(recovery.features())
 }
 

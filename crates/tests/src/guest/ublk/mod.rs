@@ -6,6 +6,7 @@
 mod data;
 mod death;
 mod life;
+mod page;
 mod stripe;
 mod zoned;
 
@@ -21,7 +22,7 @@ use ublk::{DeviceInfo, Driver, Features, KernelControl, State};
 
 /// The rows of this module.
 pub fn tests() -> Vec<Test> {
-    [data::TESTS, stripe::TESTS, life::TESTS, death::TESTS, zoned::TESTS].concat()
+    [data::TESTS, stripe::TESTS, life::TESTS, death::TESTS, page::TESTS, zoned::TESTS].concat()
 }
 
 /// How long the driver may take for a change of state.
