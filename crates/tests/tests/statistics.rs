@@ -81,7 +81,8 @@ impl Exposition {
     fn scrape(sandbox: &Sandbox, device: &str) -> Exposition {
         let socket = sandbox.run_dir().join(format!("{device}.control"));
         let mut curl = command(&["curl", "-sf", "--unix-socket"]);
-        Exposition::parse(&run(curl.arg(socket).arg("http://localhost/metrics")).ok())
+        curl.arg(socket).args(["-H", "Accept: application/openmetrics-text", "http://localhost/metrics"]);
+        Exposition::parse(&run(&mut curl).ok())
     }
 
     /// What OpenMetrics demands: a help and a type of each family, once, before its samples, which stand together; names

@@ -29,8 +29,8 @@ pub(crate) struct Latest {
     /// All devices, in short: as text.
     pub(crate) devices: Bytes,
     histories: HashMap<String, History>,
-    /// What Prometheus was told in this second, once somebody has asked.
-    pub(crate) metrics: Option<(&'static str, Bytes)>,
+    /// What scrapers were told in this second, once somebody has asked, in each form.
+    pub(crate) metrics: [Option<Bytes>; 2],
 }
 
 impl Latest {
@@ -118,7 +118,7 @@ impl Collector {
         let mut latest = lock(&self.latest);
         latest.histories.retain(|name, _| self.known.contains_key(name));
         latest.devices = devices.into();
-        latest.metrics = None;
+        latest.metrics = [None, None];
     }
 
     /// All about one device.

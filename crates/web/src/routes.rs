@@ -16,7 +16,7 @@ use crate::collect::{Latest, lock};
 use crate::guard::{self, Access, Refusal};
 use crate::token::Token;
 use crate::viewers::{Viewers, Wants, event};
-use engine::control::{ControlError, Yard};
+use engine::control::{ControlError, Exposition, Yard};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Body, Bytes, Frame, Incoming};
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
@@ -172,12 +172,12 @@ impl Pages {
             "/events" => self.events(parts, cut),
             "/devices" => whole(StatusCode::OK, JSON, lock(&self.latest).devices.clone()),
             "/metrics" => {
+                let accept = parts.headers.get(header::ACCEPT).and_then(|kinds| kinds.to_str().ok());
+                let form = Exposition::of(accept);
                 let mut latest = lock(&self.latest);
-                let (kind, text) = latest.metrics.get_or_insert_with(|| {
-                    let (kind, text) = engine::control::metrics(self.yard.clone());
-                    (kind, text.into())
-                });
-                whole(StatusCode::OK, kind, text.clone())
+                let text = latest.metrics[form as usize]
+                    .get_or_insert_with(|| engine::control::metrics(self.yard.clone(), form).into());
+                whole(StatusCode::OK, form.content_type(), text.clone())
             }
             "/history" => {
                 let device = guard::query(parts, "device").unwrap_or_default();

@@ -268,7 +268,7 @@ fn scrape(socket: &PathBuf, stop: &AtomicBool, answers: &AtomicU64) -> std::io::
     let mut answer = Vec::new();
     while !stop.load(Relaxed) {
         let mut stream = UnixStream::connect(socket)?;
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: blockyard\r\nConnection: close\r\n\r\n")?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: blockyard\r\nAccept: application/openmetrics-text\r\nConnection: close\r\n\r\n")?;
         answer.clear();
         stream.read_to_end(&mut answer)?;
         if !answer.ends_with(b"# EOF\n") && !answer.windows(5).any(|bytes| bytes == b"# EOF") {

@@ -1,4 +1,5 @@
-//! The same facts for Prometheus, in the OpenMetrics text format, gathered when asked for.
+//! The same facts for Prometheus, gathered when asked for: in the OpenMetrics text format, or in the older one that
+//! whoever does not ask for that can read.
 
 use super::stats::sizes;
 use super::{Counted, DeviceInfo, Yard};
@@ -13,7 +14,32 @@ use queue::{NodeCounts, OpCounts, Snapshot};
 use std::fmt;
 use std::sync::Arc;
 
-pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// How metrics are written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Exposition {
+    /// OpenMetrics 1.0.
+    OpenMetrics,
+    /// Prometheus's text format 0.0.4.
+    Text,
+}
+
+impl Exposition {
+    /// What whoever asks can read, by its `Accept`.
+    pub fn of(accept: Option<&str>) -> Exposition {
+        match accept {
+            Some(kinds) if kinds.contains("application/openmetrics-text") => Exposition::OpenMetrics,
+            _ => Exposition::Text,
+        }
+    }
+
+    /// Its content type.
+    pub const fn content_type(self) -> &'static str {
+        match self {
+            Exposition::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Exposition::Text => "text/plain; version=0.0.4; charset=utf-8",
+        }
+    }
+}
 
 /// Latency buckets end at powers of two from 2^10 ns (1 µs) to 2^34 ns (17 s), which are also ends of the
 /// finer buckets that queues count in.
@@ -22,7 +48,37 @@ const BUCKET_BITS: std::ops::RangeInclusive<u32> = 10..=34;
 /// Sizes end at powers of two from a sector to 64 MiB.
 const SIZE_BITS: std::ops::RangeInclusive<u32> = 9..=26;
 
-pub(super) fn text(yard: Arc<dyn Yard>) -> String {
+pub(super) fn text(yard: Arc<dyn Yard>, form: Exposition) -> String {
+    match form {
+        Exposition::OpenMetrics => open_metrics(yard),
+        Exposition::Text => plain(&open_metrics(yard)),
+    }
+}
+
+/// In the older format a counter's family is called as its samples are, and nothing says where the end is.
+fn plain(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len() + text.len() / 16);
+    let mut lines = text.lines().filter(|line| *line != "# EOF").peekable();
+    while let Some(line) = lines.next() {
+        let word = |line: &str, at| line.split(' ').nth(at).unwrap_or_default().to_owned();
+        // What a family is for comes right before what it is.
+        let kind = match word(line, 1).as_str() {
+            "HELP" => lines.peek().map(|next| word(next, 3)),
+            "TYPE" => Some(word(line, 3)),
+            _ => None,
+        };
+        if line.starts_with("# ") && kind.as_deref() == Some("counter") {
+            let name = word(line, 2);
+            plain += &line.replacen(&name, &format!("{name}_total"), 1);
+        } else {
+            plain += line;
+        }
+        plain.push('\n');
+    }
+    plain
+}
+
+fn open_metrics(yard: Arc<dyn Yard>) -> String {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(YardCollector(yard)));
     let mut text = String::new();

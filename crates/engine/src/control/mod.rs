@@ -23,6 +23,7 @@ mod server;
 mod stats;
 
 pub use client::{ClientError, ControlClient, TraceStream};
+pub use metrics::Exposition;
 pub use server::serve;
 pub use stats::{DeviceStats, Latency, LayerStats, OpStats, QueueFields, children, own_times};
 
@@ -151,9 +152,9 @@ pub enum ControlError {
     },
 }
 
-/// All that Prometheus asks for, as the control socket says it, and its content type.
-pub fn metrics(yard: Arc<dyn Yard>) -> (&'static str, String) {
-    (metrics::CONTENT_TYPE, metrics::text(yard))
+/// All that Prometheus asks for, as the control socket says it.
+pub fn metrics(yard: Arc<dyn Yard>, form: Exposition) -> String {
+    metrics::text(yard, form)
 }
 
 /// A future that may move between threads.

@@ -1,11 +1,13 @@
 //! The server half: routes to a [`Yard`].
 
-use super::{Change, ControlError, DeviceInfo, DeviceStats, TableAnswer, TableCall, Version, Yard, metrics};
+use super::{
+    Change, ControlError, DeviceInfo, DeviceStats, Exposition, TableAnswer, TableCall, Version, Yard, metrics,
+};
 use crate::slow::InFlightList;
 use crate::trace::TraceOptions;
 use axum::body::Body;
 use axum::extract::{Path, RawQuery, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -146,8 +148,9 @@ async fn delete(
     done.map(|()| StatusCode::NO_CONTENT)
 }
 
-async fn all_metrics(State(yard): Shared) -> Response {
-    ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics::text(yard)).into_response()
+async fn all_metrics(State(yard): Shared, headers: HeaderMap) -> Response {
+    let form = Exposition::of(headers.get(header::ACCEPT).and_then(|kinds| kinds.to_str().ok()));
+    ([(header::CONTENT_TYPE, form.content_type())], metrics::text(yard, form)).into_response()
 }
 
 fn error(status: StatusCode, why: &str) -> Response {

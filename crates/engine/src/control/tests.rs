@@ -200,9 +200,14 @@ fn nobody_there_is_told_apart_from_a_refusal() {
 
 /// One request by hand: what curl would see.
 async fn raw(path: &Path, request: &str) -> String {
+    raw_with(path, request, "").await
+}
+
+/// The same with another header, and its line's end.
+async fn raw_with(path: &Path, request: &str, header: &str) -> String {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let mut stream = tokio::net::UnixStream::connect(path).await.unwrap();
-    let request = format!("{request} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    let request = format!("{request} HTTP/1.1\r\n{header}Host: x\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
@@ -226,7 +231,8 @@ fn any_http_client_can_ask() {
 #[test]
 fn metrics_have_types_and_labels() {
     with_server(|client| async move {
-        let answer = raw(client.socket(), "GET /metrics").await;
+        let header = "Accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n";
+        let answer = raw_with(client.socket(), "GET /metrics", header).await;
         assert!(answer.contains("content-type: application/openmetrics-text; version=1.0.0"), "{answer}");
         for line in [
             "# TYPE blockyard_requests counter",
@@ -251,5 +257,18 @@ fn metrics_have_types_and_labels() {
             assert!(answer.lines().any(|got| got == line), "{line}\n{answer}");
         }
         assert!(!answer.contains("op=\"flush\""), "operations that never happened are left out");
+        // Who does not ask for that gets what came before it: the same, but for how counters are called.
+        let older = raw(client.socket(), "GET /metrics").await;
+        assert!(older.contains("content-type: text/plain; version=0.0.4"), "{older}");
+        let body = |text: &str| text.split_once("\r\n\r\n").expect("it has a body").1.to_owned();
+        let counters = |line: &str| line.starts_with("# ") && line.contains("blockyard_requests");
+        let told: Vec<String> =
+            body(&older).lines().filter(|line| counters(line)).map(str::to_owned).collect();
+        assert_eq!(told.len(), 4, "{told:?}");
+        assert!(told[2].starts_with("# HELP blockyard_requests_total Requests that ended"), "{told:?}");
+        assert_eq!(told[3], "# TYPE blockyard_requests_total counter");
+        let samples = |text: &str| body(text).lines().filter(|line| !line.starts_with('#')).count();
+        assert_eq!(samples(&older), samples(&answer));
+        assert!(!older.contains("# EOF"));
     });
 }
