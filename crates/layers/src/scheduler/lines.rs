@@ -70,6 +70,22 @@ struct Line {
     sorted: Vec<(u64, u32)>,
     /// It is left in the order of time.
     in_order: bool,
+    /// The group that came last or that something was merged into last, while it waits.
+    last: u32,
+}
+
+/// With what a request that comes may be merged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Merging {
+    /// With nothing.
+    None,
+    /// With the group that came last or that something was merged into last, as the kernel's `last_merge`.
+    Last,
+    /// With all that wait; before them only if `front`.
+    All {
+        /// To their beginnings, too.
+        front: bool,
+    },
 }
 
 /// How a request came into a line.
@@ -100,6 +116,7 @@ impl Lines {
             youngest: NONE,
             sorted: Vec::with_capacity(tags),
             in_order: in_order(class),
+            last: NONE,
         };
         Lines {
             entries: vec![Entry::VACANT; tags].into(),
@@ -152,23 +169,26 @@ impl Lines {
     }
 
     /// Put a request that was noted into a line: behind or before one that is there, if it may be merged with that.
-    pub(super) fn insert(&mut self, tag: Tag, class: usize, deadline: Nanos, front_merges: bool) -> Came {
+    pub(super) fn insert(&mut self, tag: Tag, class: usize, deadline: Nanos, merging: Merging) -> Came {
         self.entries[tag.index()].group.deadline = deadline;
         let Group { start, end, memory, .. } = self.entries[tag.index()].group;
         let line = &self.lines[class];
         let at = line.sorted.partition_point(|row| row.0 <= start);
-        if memory.mergeable {
-            if at > 0 && self.joins(line.sorted[at - 1].1, u32::from(tag.0)) {
+        if memory.mergeable && merging != Merging::None {
+            let may = |lead| merging != Merging::Last || lead == line.last;
+            if at > 0 && may(line.sorted[at - 1].1) && self.joins(line.sorted[at - 1].1, u32::from(tag.0)) {
                 let lead = line.sorted[at - 1].1;
                 self.join(lead, u32::from(tag.0));
+                self.lines[class].last = lead;
                 // What was a gap may have been closed.
                 let behind = self.lines[class].sorted.get(at).map(|row| row.1);
                 let behind = behind.filter(|&behind| self.joins(lead, behind));
                 return Came::Back(behind.and_then(|_| self.swallow(class, lead, at)));
             }
-            if front_merges && !line.in_order && end > start {
+            if merging != (Merging::All { front: false }) && !line.in_order && end > start {
                 let behind = at + line.sorted[at..].partition_point(|row| row.0 < end);
                 if let Some(&(_, lead)) = line.sorted.get(behind)
+                    && may(lead)
                     && self.joins(u32::from(tag.0), lead)
                 {
                     return Came::Front(self.prepend(class, behind, lead, u32::from(tag.0)));
@@ -208,6 +228,7 @@ impl Lines {
         let Group { arrived, deadline, .. } = self.entries[behind as usize].group;
         let now = self.entries[lead as usize].group;
         self.join(lead, behind);
+        self.lines[class].last = lead;
         let group = &mut self.entries[lead as usize].group;
         group.arrived = now.arrived.min(arrived);
         group.deadline = now.deadline.min(deadline);
@@ -231,6 +252,7 @@ impl Lines {
         group.requests += 1;
         group.memory = memory.followed_by(&group.memory);
         self.entries[tag as usize].next = head;
+        self.lines[class].last = lead;
         let sorted = &mut self.lines[class].sorted;
         sorted.remove(place);
         let place = sorted.partition_point(|row| row.0 <= start);
@@ -242,6 +264,7 @@ impl Lines {
 
     fn push(&mut self, class: usize, lead: u32) {
         let line = &mut self.lines[class];
+        line.last = lead;
         let before = std::mem::replace(&mut line.youngest, lead);
         if before == NONE {
             line.oldest = lead;
@@ -300,6 +323,9 @@ impl Lines {
             place += 1;
         }
         sorted.remove(place);
+        if self.lines[class].last == at {
+            self.lines[class].last = NONE;
+        }
         self.unlink(class, at);
         self.waiting -= 1;
     }

@@ -20,7 +20,7 @@ mod tests;
 mod values;
 
 use block::{Cookie, Data, Features, Flags, Op, Profile, Request, Status, Tag};
-use lines::{Came, Lines, is_mergeable};
+use lines::{Came, Lines, Merging, is_mergeable};
 use merge::{Memory, PIECES_MAX, Rules};
 use queue::{ChildKind, Cx, Event, Nanos, Node, NodeId, Ring, Verdict};
 use std::collections::VecDeque;
@@ -156,8 +156,12 @@ impl SchedulerNode {
         self.writes += u64::from(req.op.is_write());
         self.states[tag.index()].place = Place::Waiting;
         let until = deadline::deadline(class, cx.now(), &self.now);
-        let front_merges = self.now.get(Parameter::FrontMerges) != 0;
-        let came = self.lines.insert(tag, class, until, front_merges);
+        let merging = match self.now.get(Parameter::Nomerges) {
+            0 => Merging::All { front: self.now.get(Parameter::FrontMerges) != 0 },
+            1 => Merging::Last,
+            _ => Merging::None,
+        };
+        let came = self.lines.insert(tag, class, until, merging);
         match came {
             Came::New => {
                 cx.probe(tag, &req, Event::Got);

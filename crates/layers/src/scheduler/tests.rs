@@ -206,6 +206,34 @@ fn merged_requests_keep_to_the_limits_below() {
 }
 
 #[test]
+fn nomerges_leaves_out_all_but_the_last_or_all() {
+    // Two that go on by turns, and one that goes on by itself, backwards at its end.
+    let came = [0, 100, 8, 108, 200, 208, 216, 192];
+    for scheduler in ["mq-deadline", "kyber"] {
+        for (level, expected) in [
+            (0, &[(0, 16), (100, 16), (192, 32)][..]),
+            (1, &[(0, 8), (8, 8), (100, 8), (108, 8), (192, 32)]),
+            (2, &[(0, 8), (8, 8), (100, 8), (108, 8), (192, 8), (200, 8), (208, 8), (216, 8)]),
+        ] {
+            let mut bench = bench(&format!("{scheduler},nomerges={level}"));
+            came.into_iter().for_each(|sector| ask(&mut bench, Op::Write, sector, 8));
+            let mut whole: Vec<_> = turn(&mut bench).into_iter().map(|(_, at, len)| (at, len)).collect();
+            whole.sort_unstable();
+            assert_eq!(whole, expected, "{scheduler}, nomerges={level}");
+        }
+    }
+}
+
+#[test]
+fn what_was_merged_into_last_is_forgotten_when_it_goes() {
+    let mut bench = bench("mq-deadline,nomerges=1");
+    ask(&mut bench, Op::Write, 0, 8);
+    assert_eq!(turn(&mut bench), [(Op::Write, 0, 8)]);
+    ask(&mut bench, Op::Write, 8, 8);
+    assert_eq!(turn(&mut bench), [(Op::Write, 8, 8)]);
+}
+
+#[test]
 fn front_merges_0_leaves_them_out() {
     for (text, expected) in [("mq-deadline", 1), ("mq-deadline,front_merges=0", 2)] {
         let mut bench = bench(text);

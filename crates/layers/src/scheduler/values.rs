@@ -34,7 +34,7 @@ impl Policy {
         match parameter {
             ReadExpire | WriteExpire | WritesStarved | FrontMerges | FifoBatch => self == Policy::MqDeadline,
             ReadLatNsec | WriteLatNsec => self == Policy::Kyber,
-            AsyncDepth | QueueDepth => true,
+            AsyncDepth | QueueDepth | Nomerges => true,
         }
     }
 }
@@ -61,6 +61,9 @@ pub enum Parameter {
     AsyncDepth,
     /// Requests that a queue has at the device at once. The kernel's drivers say it, which calls it the same.
     QueueDepth,
+    /// With what requests are merged: 0, whatever they touch; 1, only with what came or was merged last; 2, nothing. The
+    /// kernel's attribute of a queue.
+    Nomerges,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -70,7 +73,7 @@ enum Unit {
     Number,
 }
 
-const COUNT: usize = 9;
+const COUNT: usize = 10;
 const MS: u64 = 1_000_000;
 const DAY_NS: u64 = 86_400_000 * MS;
 /// As many requests as a queue can have.
@@ -87,6 +90,7 @@ const TABLE: [(Parameter, &str, Unit, u64, u64, u64); COUNT] = [
     (Parameter::WriteLatNsec, "write_lat_nsec", Unit::Nanoseconds, 1, DAY_NS, 10 * MS),
     (Parameter::AsyncDepth, "async_depth", Unit::Number, 0, DEPTH_MAX, 0),
     (Parameter::QueueDepth, "queue_depth", Unit::Number, 1, DEPTH_MAX, 32),
+    (Parameter::Nomerges, "nomerges", Unit::Number, 0, 2, 0),
 ];
 
 /// Whether that is the name of a parameter, of whichever scheduler.
@@ -321,11 +325,11 @@ mod tests {
         assert_eq!(
             shown("mq-deadline"),
             "read_expire=500 write_expire=5000 writes_starved=2 front_merges=1 fifo_batch=16 async_depth=128 \
-             queue_depth=32"
+             queue_depth=32 nomerges=0"
         );
         assert_eq!(
             shown("kyber"),
-            "read_lat_nsec=2000000 write_lat_nsec=10000000 async_depth=96 queue_depth=32"
+            "read_lat_nsec=2000000 write_lat_nsec=10000000 async_depth=96 queue_depth=32 nomerges=0"
         );
     }
 
@@ -347,9 +351,13 @@ mod tests {
     fn what_a_scheduler_does_not_have_is_refused_with_what_it_has() {
         for (text, part) in [
             ("bfq", "none, mq-deadline and kyber"),
-            ("kyber,read_expire=1", "there are read_lat_nsec, write_lat_nsec, async_depth, queue_depth"),
+            (
+                "kyber,read_expire=1",
+                "there are read_lat_nsec, write_lat_nsec, async_depth, queue_depth, nomerges",
+            ),
             ("mq-deadline,prio_aging_expire=1", "no priorities"),
             ("mq-deadline,front_merges=2", "a number from 0 to 1"),
+            ("kyber,nomerges=3", "a number from 0 to 2"),
             ("mq-deadline,read_expire=fast", "milliseconds"),
             ("mq-deadline,fifo_batch", "fifo_batch cannot be \"\""),
             ("mq-deadline,fifo_batch=1,fifo_batch=2", "twice"),
