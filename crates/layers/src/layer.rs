@@ -1,6 +1,6 @@
 //! The shared part of a layer: what is made once, on the control plane, for all its queues.
 
-use block::{Fact, LimitsError, Profile, QueueLimits, Sectors};
+use block::{Bytes, Fact, LimitsError, Profile, QueueLimits, Sectors};
 use queue::{Node, NodeId, Ring};
 
 /// A layer as the control plane sees it. Like a backend it has two parts: this one, which says what the
@@ -31,10 +31,11 @@ pub trait Layer<R: Ring>: Send + Sync {
         true
     }
 
-    /// Whether requests reach what stands below with the addresses that they came with: to a trace, the two are then
-    /// one device. Not of a layer that ends requests itself, as `flakey` does: that they ended shows at its own device.
-    fn keeps_addresses(&self) -> bool {
-        false
+    /// Where the child of that number begins in this, if requests reach it with the addresses that they came with, which
+    /// it counts from there: to a trace, the two are then one device. `None` of a layer that moves requests, and of one
+    /// that ends them itself, as `flakey` does: that they ended shows at its own device.
+    fn begins(&self, _child: usize) -> Option<Bytes> {
+        None
     }
 
     /// The node of one hardware queue. `whole`: what [`profile`](Layer::profile) said.

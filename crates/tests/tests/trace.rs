@@ -253,6 +253,51 @@ fn what_a_layer_moves_is_remapped() {
     assert_eq!(devices, ["240,0", "240,1", "240,1", "240,1", "240,1", "240,1", "240,1", "240,0"]);
 }
 
+/// As device-mapper's are: its targets are no devices of their own, and a request that was cut ends once.
+#[test]
+fn a_table_of_several_targets_remaps_once_and_from_its_own_sectors() {
+    let sandbox = Sandbox::default();
+    let table = sandbox.text("t.table", "0 64 zero\n64 64 linear ram:1M 512\n128 64 linear ram:1M 8\n");
+    let words = ["--table", &*table.to_string_lossy(), "--name", "t"];
+    let export = format!("unix:{}", sandbox.path("t.sock").display());
+    let words = [&["serve", "--nbd", &export], &words[..]].concat();
+    let server = sandbox.start(&mut sandbox.blockyard(&words), 1);
+    let tracing = Tracing::start(&sandbox, "t", "t.txt", &["--format", "text"]);
+    let mut peer = connect(&server, "t");
+    peer.read(72 * 512, 4096).expect("a read of one target");
+    peer.write(120 * 512, &noise(1, 8192), CommandFlags::NONE).expect("a write of two");
+    tracing.end();
+    let written = fs::read_to_string(sandbox.path("t.txt")).expect("it is written");
+    let lines = written.lines().zip(events(&written));
+    let mut told: Vec<String> = lines
+        .filter(|(_, (letter, ..))| "QXAC".contains(letter.as_str()))
+        .map(|(line, (letter, _, rest))| {
+            format!("{} {letter} {rest}", line.split(' ').next().unwrap_or_default())
+        })
+        .collect();
+    let expected = [
+        "240,0 Q 72 + 8",
+        "240,3 A 520 + 8 <- (240,0) 72",
+        "240,3 Q 520 + 8",
+        "240,3 C 520 + 8",
+        "240,0 C 72 + 8",
+        "240,0 Q 120 + 16",
+        "240,0 X 120 / 128",
+        "240,3 A 568 + 8 <- (240,0) 120",
+        "240,3 Q 568 + 8",
+        "240,5 A 8 + 8 <- (240,0) 128",
+        "240,5 Q 8 + 8",
+        "240,3 C 568 + 8",
+        "240,5 C 8 + 8",
+        "240,0 C 120 + 16",
+    ];
+    // Pieces need not take turns.
+    told[7..13].sort();
+    let mut sorted = expected;
+    sorted[7..13].sort_unstable();
+    assert_eq!(told, sorted, "{written}");
+}
+
 #[test]
 fn a_trace_is_filtered_stopped_and_started_while_it_runs() {
     if missing(&["blkparse"]) {

@@ -23,11 +23,14 @@ pub struct Place {
     pub scheduled: bool,
     /// It is a scheduler whose device has no backend: what goes down is issued by that.
     pub issues: bool,
+    /// Where it begins on its device, in bytes: a target of a table counts from there.
+    pub shift: u64,
 }
 
 impl Place {
     /// On the device that is traced, with a backend at its end.
-    pub const TOP: Place = Place { device: 0, below: None, ends: false, scheduled: false, issues: false };
+    pub const TOP: Place =
+        Place { device: 0, below: None, ends: false, scheduled: false, issues: false, shift: 0 };
 }
 
 /// How a tracer listens.
@@ -95,7 +98,11 @@ impl Tracer {
 }
 
 impl Probe for Tracer {
-    fn point(&mut self, at: Nanos, point: Point) {
+    fn point(&mut self, at: Nanos, mut point: Point) {
+        let place = self.config.places.get(usize::from(point.node.0)).copied().unwrap_or(Place::TOP);
+        // A flush is nowhere.
+        let shift = if point.len.0 > 0 { place.shift } else { 0 };
+        point.offset.0 += shift;
         let wanted = self.config.filter.kinds(point.op, point.offset.0, point.len.0);
         if wanted == 0 {
             // What is not wanted here may be where it is moved to, and is told then with where it was.
@@ -104,13 +111,12 @@ impl Probe for Tracer {
             }
             return;
         }
-        let place = self.config.places.get(usize::from(point.node.0)).copied().unwrap_or(Place::TOP);
         let time = self.config.clock.map_or(at, |clock| clock());
         let record = Record::queued(time.0, &point, place.device);
         match point.event {
             Event::Queued => self.put(wanted, record),
             Event::Split { rest } => {
-                self.put(wanted, Record { kind: Kind::Split, value: rest.0 >> 9, ..record });
+                self.put(wanted, Record { kind: Kind::Split, value: (rest.0 + shift) >> 9, ..record });
             }
             Event::Entered | Event::Issued => {
                 if self.config.places.len() > 1 {
@@ -222,6 +228,23 @@ mod tests {
             (Kind::Complete, 0, 8, 0),
         ];
         assert_eq!(told(&lane), expected);
+    }
+
+    #[test]
+    fn a_target_is_at_its_place_of_the_table_and_remaps_once() {
+        let target = Place { shift: 64 << 9, ..Place::TOP };
+        let file = Place { device: 2, below: Some(0), ..Place::TOP };
+        let wanted = FilterText { sectors: "72-79".into(), ..FilterText::default() };
+        let (mut tracer, lane) = tracer_of(vec![WHOLE, target, file], false, &wanted);
+        // As itself, and as a piece of a request that was cut between two targets.
+        for (tag, depth) in [(0, 1), (9, 0)] {
+            point(&mut tracer, tag, 1, depth + 1, 8, Event::Entered);
+            point(&mut tracer, tag, 2, depth + 2, 72, Event::Issued);
+            point(&mut tracer, tag, 1, depth + 1, 8, Event::Left { status: Status::Ok });
+            // Its end is that of the table.
+            let kinds = [Kind::Queue, Kind::Get, Kind::Insert, Kind::Issue].map(|kind| (kind, 2, 72, 0));
+            assert_eq!(told(&lane), [&[(Kind::Remap, 2, 72, 72)], &kinds[..]].concat());
+        }
     }
 
     #[test]

@@ -2,13 +2,14 @@
 //! begins.
 
 use super::{Element, Extent, Tree};
+use block::Bytes;
 use trace::Place;
 
 impl Tree {
     /// By node number. Layers that leave addresses alone are one device with what stands below them.
     pub(crate) fn places(&self) -> Vec<Place> {
         let mut places = Vec::new();
-        self.place(Place::TOP, &mut places);
+        self.place(Place::TOP, false, &mut places);
         places
     }
 
@@ -32,24 +33,28 @@ impl Tree {
     }
 
     /// `at`: its device, the one above that where it is the top of its own, and whether a scheduler is above it there.
-    fn place(&self, at: Place, places: &mut Vec<Place>) {
+    /// `ended`: requests of its device end in a node above, which has several below it.
+    fn place(&self, at: Place, ended: bool, places: &mut Vec<Place>) {
         let (layer, children) = match &self.element {
             Element::Backend(_) => return places.push(at),
-            Element::Device(_, form) => return form.tree.place(at, places),
+            Element::Device(_, form) => return form.tree.place(at, ended, places),
             Element::Layer(layer, children) => (layer, children),
         };
-        let keeps = layer.keeps_addresses();
         let is_scheduler = matches!(self.extent, Extent::Scheduler(_));
         let issues = is_scheduler && !children.iter().all(Tree::ends_in_backend);
-        places.push(Place { ends: !keeps, issues, ..at });
-        for child in children {
+        let ends = !ended && (children.len() > 1 || (0..children.len()).all(|at| layer.begins(at).is_none()));
+        places.push(Place { ends, issues, ..at });
+        for (child, tree) in children.iter().enumerate() {
             // A stack has at most 255 nodes.
             let number = places.len().min(255) as u8;
-            let below = match keeps {
-                true => Place { below: None, scheduled: at.scheduled | is_scheduler, ..at },
-                false => Place { device: number, below: Some(at.device), ..Place::TOP },
+            let below = match layer.begins(child) {
+                Some(Bytes(begins)) => {
+                    let scheduled = at.scheduled | is_scheduler;
+                    Place { below: None, scheduled, shift: at.shift + begins, ..at }
+                }
+                None => Place { device: number, below: Some(at.device), ..Place::TOP },
             };
-            child.place(below, places);
+            tree.place(below, (ended || ends) && below.below.is_none(), places);
         }
     }
 }

@@ -48,9 +48,10 @@ impl Tree {
         match &self.element {
             Element::Backend(_) => true,
             Element::Device(_, form) => form.tree.ends_in_backend(),
-            Element::Layer(layer, below) => {
-                layer.keeps_addresses() && below.iter().all(Tree::ends_in_backend)
-            }
+            Element::Layer(layer, below) => below
+                .iter()
+                .enumerate()
+                .all(|(at, tree)| layer.begins(at).is_some() && tree.ends_in_backend()),
         }
     }
 }

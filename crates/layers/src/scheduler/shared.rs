@@ -3,7 +3,7 @@
 use super::values::Values;
 use super::{Choice, SchedulerNode};
 use crate::Layer;
-use block::{Fact, LimitsError, Profile};
+use block::{Bytes, Fact, LimitsError, Profile};
 use queue::{Node, NodeId, Ring};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -57,8 +57,8 @@ impl<R: Ring> Layer<R> for Scheduler {
         false
     }
 
-    fn keeps_addresses(&self) -> bool {
-        true
+    fn begins(&self, _: usize) -> Option<Bytes> {
+        Some(Bytes::ZERO)
     }
 
     fn node(&self, whole: &Profile, below: &[NodeId]) -> Box<dyn Node<R>> {

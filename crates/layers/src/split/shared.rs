@@ -1,7 +1,7 @@
 //! The shared part of `split`: limits to be set over those of what stands below.
 
 use crate::{Layer, Split};
-use block::{LimitOverrides, LimitsError, Profile};
+use block::{Bytes, LimitOverrides, LimitsError, Profile};
 use queue::{Node, NodeId, Ring};
 
 /// Holds a device to limits of the user's choice.
@@ -39,8 +39,8 @@ impl<R: Ring> Layer<R> for SplitLayer {
         false
     }
 
-    fn keeps_addresses(&self) -> bool {
-        true
+    fn begins(&self, _: usize) -> Option<Bytes> {
+        Some(Bytes::ZERO)
     }
 
     fn node(&self, whole: &Profile, below: &[NodeId]) -> Box<dyn Node<R>> {

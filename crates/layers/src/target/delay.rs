@@ -107,8 +107,8 @@ impl<R: Ring> Layer<R> for Delay {
     }
 
     /// As a layer. A target is a device of its own over others, as device-mapper's is.
-    fn keeps_addresses(&self) -> bool {
-        self.len.0 == 0
+    fn begins(&self, _: usize) -> Option<Bytes> {
+        (self.len.0 == 0).then_some(Bytes::ZERO)
     }
 
     fn node(&self, _: &Profile, below: &[NodeId]) -> Box<dyn Node<R>> {

@@ -80,6 +80,11 @@ impl<R: Ring> Layer<R> for TableLayer {
         false
     }
 
+    /// A target is no device of its own: where it moves requests to is.
+    fn begins(&self, child: usize) -> Option<Bytes> {
+        self.rows.get(child).map(|row| row.place.start.bytes())
+    }
+
     fn node(&self, _: &Profile, below: &[NodeId]) -> Box<dyn Node<R>> {
         Box::new(TableNode::new(&self.rows, below))
     }
