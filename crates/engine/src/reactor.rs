@@ -69,6 +69,8 @@ enum Mail {
     UnderWay(Arc<Device>, oneshot::Sender<InFlightList>),
     /// Let the nodes of a queue look at what was brought to them.
     Nudge(QueueId),
+    /// Answer how many kernel buffers the ring has left.
+    KernelBuffers(oneshot::Sender<u16>),
     /// Answer: a turn has begun, and whether no request is on its way between a queue and the ublk driver.
     Turned(oneshot::Sender<bool>),
     Stop,
@@ -125,6 +127,13 @@ impl Reactor {
         let (done, is_done) = oneshot::channel();
         self.post(Mail::Turned(done));
         is_done
+    }
+
+    /// How many places for the memory of a driver's requests its ring has left, next to each other.
+    pub(crate) fn kernel_buffers_left(&self) -> oneshot::Receiver<u16> {
+        let (answer, is_there) = oneshot::channel();
+        self.post(Mail::KernelBuffers(answer));
+        is_there
     }
 
     /// Which engine its ring runs on, and why.
@@ -343,6 +352,7 @@ impl State {
             }
             Mail::UnderWay(device, answer) => drop(answer.send(self.under_way(&device))),
             Mail::Nudge(queue) => self.queues.nudge(queue),
+            Mail::KernelBuffers(answer) => drop(answer.send(self.ring.kernel_buffers_left())),
             Mail::Turned(done) => drop(done.send(self.fronts.ublk.is_idle())),
             Mail::Stop => self.stopping = true,
         }

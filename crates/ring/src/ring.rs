@@ -339,6 +339,14 @@ impl KernelRing {
         }
     }
 
+    /// How many there are still to be had in one region.
+    pub fn kernel_buffers_left(&self) -> u16 {
+        match &*self.engine {
+            Engine::Uring(uring) => uring.kernel_buffers_left(),
+            Engine::Epoll(_) => 0,
+        }
+    }
+
     /// Take them back. They are empty, and nothing is under way with them.
     ///
     /// # Panics

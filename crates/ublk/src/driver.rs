@@ -130,12 +130,22 @@ impl std::error::Error for DriverError {}
 
 /// A driver to give commands to. All of them block for as long as they take, which is bounded.
 #[derive(Clone)]
-pub struct Driver(Arc<dyn Control>);
+pub struct Driver {
+    control: Arc<dyn Control>,
+    /// A device that need not be named by its path, as its maker knows.
+    plain: Option<u32>,
+}
 
 impl Driver {
     /// Through that.
     pub fn new(control: Arc<dyn Control>) -> Driver {
-        Driver(control)
+        Driver { control, plain: None }
+    }
+
+    /// The same for whoever has a device in hand: what it is need not be asked before each command.
+    pub fn knowing(&self, info: &DeviceInfo) -> Driver {
+        let plain = (!info.features().has(Features::UNPRIVILEGED_DEV)).then_some(info.dev_id);
+        Driver { plain, ..self.clone() }
     }
 
     fn execute(&self, op: ControlOp, device: u32, data: u64, limit: Duration) -> Result<u32, DriverError> {
@@ -153,7 +163,7 @@ impl Driver {
         let about_none = device == ANY || op == ControlOp::GetFeatures;
         let path = (!about_none && self.wants_path(op, device)).then(|| char_path(device));
         let command = Command { op, device, data, buffer, path, limit };
-        self.0.execute(command).map_err(|why| DriverError { op, device, why })
+        self.control.execute(command).map_err(|why| DriverError { op, device, why })
     }
 
     /// Whether a command has to name the character device: for unprivileged ones, and for the question whether
@@ -163,6 +173,7 @@ impl Driver {
         match op {
             ControlOp::GetDevInfo2 => true,
             ControlOp::AddDev | ControlOp::GetDevInfo => false,
+            _ if self.plain == Some(device) => false,
             _ => !self.info(device).is_ok_and(|info| !info.features().has(Features::UNPRIVILEGED_DEV)),
         }
     }
@@ -255,7 +266,7 @@ impl Driver {
     /// # Errors
     /// The operating system's: `EACCES` when nobody gives it to us.
     pub fn await_owned(&self, device: u32) -> io::Result<()> {
-        self.0.await_owned(device, NODE)
+        self.control.await_owned(device, NODE)
     }
 
     /// Open the character device, once it has a node.
@@ -263,7 +274,7 @@ impl Driver {
     /// # Errors
     /// The operating system's: `EBUSY` while another server has it.
     pub fn open(&self, device: u32) -> io::Result<OwnedFd> {
-        self.0.open(device, NODE)
+        self.control.open(device, NODE)
     }
 
     /// Make the block device. Every tag must have been fetched, or be about to; `server`: the process that has
@@ -274,7 +285,7 @@ impl Driver {
     pub fn start(&self, device: u32, server: u32) -> Result<(), DriverError> {
         self.execute(ControlOp::StartDev, device, server.into(), START)?;
         // Who has no node of it can still use its number.
-        let _ = self.0.await_node(device, NODE);
+        let _ = self.control.await_node(device, NODE);
         Ok(())
     }
 
@@ -365,7 +376,7 @@ impl Driver {
 
     /// The numbers of all devices, made by whomever.
     pub fn devices(&self) -> Vec<u32> {
-        self.0.devices()
+        self.control.devices()
     }
 }
 

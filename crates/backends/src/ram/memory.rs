@@ -108,9 +108,32 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+/// More than this is given back on a thread of its own: every GiB of small pages takes the kernel some 90 ms, for which
+/// whoever removes a disk, and whoever else its thread serves, need not wait.
+const AT_ONCE_MAX: usize = 8 << 20;
+
+/// A mapping that is to go.
+struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to the process, and nobody can reach it any more.
+unsafe impl Send for Mapping {}
+
+impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: base and length are those of the mapping, and nobody can reach it any more.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let mapping = Mapping { base: self.base, len: self.len };
+        if self.len > AT_ONCE_MAX {
+            // Where there can be no thread, what it would have run is dropped here, and the mapping with it.
+            let _ = std::thread::Builder::new().name("give-back".to_owned()).spawn(move || drop(mapping));
+        }
     }
 }

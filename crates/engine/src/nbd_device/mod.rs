@@ -24,7 +24,7 @@ use crate::control::{BoxFuture, ExportInfo};
 use crate::device::Device;
 use crate::host::{Export, Host, HostError};
 use crate::nbd::{adoption, info_of};
-use crate::spec::{Bytes, NbdDeviceSpec};
+use crate::spec::{Bytes, NbdDeviceSpec, format_time};
 use driver::{Connect, Driver, Facts, Kernel, Reconfigure};
 use proto::nbd::{ExportId, Session, Style};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -234,6 +234,8 @@ struct Attached {
     backend: String,
     /// Connections that the kernel set the device up for.
     connections: usize,
+    /// How long the kernel waits for an answer, and for a server.
+    timeouts: (Duration, Duration),
     /// Those that are alive.
     alive: AtomicUsize,
     /// Told when a connection is over.
@@ -285,6 +287,7 @@ impl Host {
             number,
             backend,
             connections: sockets.len(),
+            timeouts: (spec.timeout, spec.dead_timeout),
             alive: AtomicUsize::new(0),
             gone: Notify::new(),
             closing: AtomicBool::new(false),
@@ -531,12 +534,20 @@ async fn reconnect(attached: Weak<Attached>) {
 
 impl Export for NbdDevice {
     fn info(&self, _: &Device) -> ExportInfo {
+        let alive = self.0.alive.load(Relaxed);
+        let (timeout, dead) = self.0.timeouts;
+        let details = [
+            ("attached as", self.0.backend.clone()),
+            ("alive", format!("{alive} of {} connections", self.0.connections)),
+            ("timeout", format_time(timeout)),
+            ("dead_conn_timeout", format_time(dead)),
+        ];
         ExportInfo {
             kind: "nbd-device".to_owned(),
             address: self.0.path(),
-            connections: self.0.alive.load(Relaxed) as u64,
+            connections: alive as u64,
             tls: "off".to_owned(),
-            details: std::collections::BTreeMap::new(),
+            details: details.map(|(name, text)| (name.to_owned(), text)).into(),
         }
     }
 

@@ -59,20 +59,28 @@ fn seconds(options: &mut Options, key: &'static str, least: u64) -> Result<Optio
 impl FromStr for NbdDeviceSpec {
     type Err = SpecError;
 
-    /// `3`, `3,connections=2,dead_conn_timeout=60s`, or nothing at all.
+    /// `3`, `3,connections=2,dead_conn_timeout=60s`, `connections=2`, or nothing at all.
     fn from_str(text: &str) -> Result<NbdDeviceSpec, SpecError> {
         const KNOWN: &[&str] = &["connections", "timeout", "dead_conn_timeout", "block"];
-        let mut items = split(text).into_iter();
-        let number = match items.next().unwrap_or_default() {
-            word if word.is_empty() => None,
-            word => Some(word.parse().map_err(|_| {
-                SpecError::new(
-                    format!("\"{word}\" is not the number of an nbd device"),
-                    "for /dev/nbd3 write 3",
-                )
-            })?),
+        let mut items = split(text);
+        let number = match items[0].as_str() {
+            "" => {
+                items.remove(0);
+                None
+            }
+            option if option.contains('=') => None,
+            word => {
+                let number = word.parse().map_err(|_| {
+                    SpecError::new(
+                        format!("\"{word}\" is not the number of an nbd device"),
+                        "for /dev/nbd3 write 3",
+                    )
+                })?;
+                items.remove(0);
+                Some(number)
+            }
         };
-        let mut options = Options::new("nbd-device", KNOWN, items)?;
+        let mut options = Options::new("nbd-device", KNOWN, items.into_iter())?;
         let connections: Option<u16> = options.value("connections", "4")?;
         if connections.is_some_and(|count| !(1..=CONNECTIONS_MAX).contains(&count)) {
             return Err(SpecError::new(
@@ -84,7 +92,10 @@ impl FromStr for NbdDeviceSpec {
         if let Some(block) = block
             && !(block.0.is_power_of_two() && (512..=65536).contains(&block.0))
         {
-            return Err(SpecError::new(format!("a block cannot be {block} bytes"), "use 512, 1K, 2K or 4K"));
+            return Err(SpecError::new(
+                format!("a block cannot be {block} bytes"),
+                "use a power of two from 512 to 64K",
+            ));
         }
         Ok(NbdDeviceSpec {
             number,
@@ -126,6 +137,12 @@ mod tests {
         }
         assert_eq!("".parse::<NbdDeviceSpec>(), Ok(NbdDeviceSpec::default()));
         assert_eq!("3".parse::<NbdDeviceSpec>().unwrap().number, Some(3));
+        let spec: NbdDeviceSpec = "connections=2,timeout=1s".parse().unwrap();
+        assert_eq!(
+            (spec.number, spec.connections),
+            (None, Some(2)),
+            "the number may be left out with its comma"
+        );
     }
 
     #[test]
@@ -138,6 +155,8 @@ mod tests {
             ("3,dead_conn_timeout=5000000s", "whole seconds"),
             ("3,block=768", "a block cannot be 768"),
             ("3,persist", "no option"),
+            ("persist=1", "no option"),
+            ("3,block=128K", "from 512 to 64K"),
         ] {
             let refusal = text.parse::<NbdDeviceSpec>().expect_err(text).to_string();
             assert!(refusal.contains(why), "{text}: {refusal}");

@@ -8,18 +8,21 @@
 //! Commands block a thread that nothing else waits for, each for a bounded time.
 
 mod details;
+mod error;
 mod listing;
 mod params;
 mod plan;
 mod record;
+mod shown;
 
+pub use error::UblkError;
 pub use listing::{Foreign, foreign, users_of};
 pub use params::NotPresentable;
 pub use record::{KeptPage, Record, RecordError, Words};
 
-use crate::control::{BoxFuture, ExportInfo};
+use crate::control::ExportInfo;
 use crate::device::Device;
-use crate::host::{Export, Host, HostError};
+use crate::host::{Host, HostError};
 use crate::rundir::RunDir;
 use crate::spec::{Recovery, TableSpec, UblkSpec};
 use crate::ublk_lane::UblkLane;
@@ -28,9 +31,9 @@ use ::ublk::{
     Descriptors, DeviceInfo, Driver, DriverError, Features, KernelControl, Params, State, Unusable,
 };
 use block::{Bytes, Integrity};
-use exports::ublk::{Choice, LaneShared, NotPossible};
+use exports::ublk::{Choice, LaneShared};
 use plan::Plan;
-use std::io;
+use shown::Shown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -43,83 +46,6 @@ const CLEARING: Duration = Duration::from_secs(10);
 const QUIESCING: Duration = Duration::from_secs(10);
 /// How long to sleep before looking again.
 const PAUSE: Duration = Duration::from_millis(2);
-
-/// Why a device is not shown by ublk.
-#[derive(Debug, thiserror::Error)]
-pub enum UblkError {
-    /// There is no driver to be used.
-    #[error(transparent)]
-    Unusable(#[from] Unusable),
-    /// The driver refused.
-    #[error(transparent)]
-    Driver(#[from] DriverError),
-    /// The threads do not have io_uring.
-    #[error("ublk needs io_uring, and the I/O threads run on {0} (leave out --ring)")]
-    NoUring(&'static str),
-    /// The way of data that was asked for.
-    #[error(transparent)]
-    Mode(#[from] NotPossible),
-    /// Commands for many requests at once.
-    #[error("one command cannot be about many requests: {0} (leave out batch=yes)")]
-    NoBatch(&'static str),
-    /// Memory of clients.
-    #[error("memory cannot be shared with clients: {0} (leave out shmem=…)")]
-    NoSharing(&'static str),
-    /// The file that it is.
-    #[error("{0}: {1} (give a file of whole pages in memory, on hugetlbfs or tmpfs)")]
-    SharedFile(String, #[source] io::Error),
-    /// The stack.
-    #[error(transparent)]
-    NotPresentable(#[from] NotPresentable),
-    /// A feature that was asked for.
-    #[error("this kernel's ublk driver lacks {0} (leave out {1})")]
-    Lacks(Features, &'static str),
-    /// Root makes ordinary devices.
-    #[error("whoever may administer devices makes ordinary ones (leave out unprivileged)")]
-    Privileged,
-    /// A device that nobody could recover.
-    #[error(
-        "what it holds, or what was not flushed of it, dies with its process, so it cannot be recovered (leave out recovery=…)"
-    )]
-    Volatile,
-    /// Unprivileged devices cannot be recovered.
-    #[error("an unprivileged device cannot be recovered (leave out recovery=…)")]
-    UnprivilegedRecovery,
-    /// The node of an unprivileged device stayed root's.
-    #[error("/dev/ublkc{0}: {1} (nobody gave the node to its owner: see docs/ublk.md for the udev rule)")]
-    NotGiven(u32, #[source] io::Error),
-    /// The character device.
-    #[error("/dev/ublkc{0}: {1} (is another server using it?)")]
-    Open(u32, #[source] io::Error),
-    /// A reactor could not serve a queue.
-    #[error("its queues cannot be served: {0}")]
-    Serve(String),
-    /// It is in use.
-    #[error("{0} is in use (unmount it, or del --force)")]
-    InUse(String),
-    /// What is needed to recover it could not be written down.
-    #[error(transparent)]
-    Record(#[from] RecordError),
-    /// The device that is to be taken over is not what was left.
-    #[error(
-        "the device that waits has {waits}, and its stack has {stack} now (bring the stack back, or del it)"
-    )]
-    Shrunk {
-        /// What the kernel was told.
-        waits: Bytes,
-        /// What there is.
-        stack: Bytes,
-    },
-    /// The device that is to be taken over has a server.
-    #[error("its server is there: process {0} (end it first, or use upgrade)")]
-    Served(i32),
-    /// Its process would end, and with it the other devices.
-    #[error("its process serves other devices, too (end it, and recover each)")]
-    NotAlone,
-    /// It cannot be left without a server.
-    #[error("{0} (del it instead)")]
-    CannotLeave(&'static str),
-}
 
 /// A ublk device of this process.
 struct UblkExport {
@@ -274,9 +200,10 @@ impl Host {
             return Err(UblkError::NoUring(self.engine().name));
         }
         let (device, spec, threads) = (device.clone(), UblkSpec::default(), self.threads_of(device));
+        let room = self.room_of(threads).await;
         blocking(move || {
             let offered = driver()?.features()?;
-            plan_for(&device, &spec, threads, offered).map(drop)
+            plan_for(&device, &spec, threads, room, offered).map(drop)
         })
         .await?
     }
@@ -284,6 +211,15 @@ impl Host {
     /// The I/O threads that may serve a device: one where its stack takes one queue.
     fn threads_of(&self, device: &Device) -> u16 {
         if device.is_single() { 1 } else { self.reactors().len() as u16 }
+    }
+
+    /// How many tags each of the first threads can still register the memory of.
+    async fn room_of(&self, threads: u16) -> u16 {
+        let mut room = u16::MAX;
+        for reactor in &self.reactors()[..threads.into()] {
+            room = room.min(reactor.kernel_buffers_left().await.unwrap_or(0));
+        }
+        room
     }
 
     async fn make(
@@ -295,10 +231,11 @@ impl Host {
     ) -> Result<Arc<UblkExport>, UblkError> {
         let plan = {
             let (driver, device, spec) = (driver.clone(), device.clone(), spec.clone());
-            let queues = self.threads_of(&device);
+            let threads = self.threads_of(&device);
+            let room = self.room_of(threads).await;
             blocking(move || {
                 let offered = driver.features()?;
-                plan_for(&device, &spec, queues, offered)
+                plan_for(&device, &spec, threads, room, offered)
             })
             .await??
         };
@@ -386,7 +323,7 @@ impl Host {
             (run, record)
         });
         let export = Arc::new(UblkExport {
-            driver,
+            driver: driver.knowing(&info),
             info,
             offered: plan.offered,
             choice: plan.choice,
@@ -567,7 +504,8 @@ fn wait_for_server_to_be_gone(
 fn plan_for(
     device: &Device,
     spec: &UblkSpec,
-    queues: u16,
+    threads: u16,
+    room: u16,
     offered: Option<Features>,
 ) -> Result<Plan, UblkError> {
     let profile = device.profile();
@@ -576,8 +514,9 @@ fn plan_for(
         survives: device.survives(),
         integrity: device.integrity(),
         hides_integrity: device.hides_integrity(),
+        room,
     };
-    Plan::new(spec, &stack, device.depth(), queues, offered)
+    Plan::new(spec, &stack, device.depth(), threads, offered)
 }
 
 /// Whether a process is there and not about to be gone.
@@ -694,101 +633,5 @@ impl UblkExport {
             record.remove(run);
         }
         Ok(())
-    }
-}
-
-/// As the host knows it.
-struct Shown(Arc<UblkExport>);
-
-impl Export for Shown {
-    fn info(&self, device: &Device) -> ExportInfo {
-        ExportInfo {
-            kind: "ublk".to_owned(),
-            address: self.0.path(),
-            connections: users_of(self.0.info.dev_id),
-            tls: "off".to_owned(),
-            details: self.0.details(device),
-        }
-    }
-
-    fn retabled(&self, table: &TableSpec) -> Result<(), HostError> {
-        Ok(self.0.retable(table)?)
-    }
-
-    fn relayered(&self, device: &Device) -> Result<(), HostError> {
-        Ok(self.0.relayer(device)?)
-    }
-
-    fn renamed(&self, _: &RunDir, _: &str, to: &str) -> Result<(), HostError> {
-        Ok(self.0.rename(to)?)
-    }
-
-    /// Asked a few times a second, so without a question to the driver.
-    fn is_used(&self, _: &Device) -> bool {
-        users_of(self.0.info.dev_id) > 0
-    }
-
-    fn close<'a>(&'a self, _: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>> {
-        Box::pin(async { Ok(self.0.clone().take_away(false).await?) })
-    }
-
-    fn force<'a>(&'a self, _: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>> {
-        Box::pin(async { Ok(self.0.clone().take_away(true).await?) })
-    }
-
-    fn resized(&self, size: Bytes) -> BoxFuture<'_, Result<(), HostError>> {
-        Box::pin(async move {
-            let number = self.0.info.dev_id;
-            if !self.0.info.features().has(Features::UPDATE_SIZE) {
-                return Err(UblkError::Lacks(Features::UPDATE_SIZE, "resize; del and add it instead").into());
-            }
-            let lanes: Vec<_> = self.0.lanes().clone();
-            let grows = |lane: &Arc<LaneShared>| lane.size.load(Relaxed) < size.0;
-            // Blocks are let in before they are told of, and told to be gone before they are kept out.
-            lanes.iter().filter(|lane| grows(lane)).for_each(|lane| lane.size.store(size.0, Relaxed));
-            let driver = self.0.driver.clone();
-            blocking(move || driver.update_size(number, size.sectors().0)).await?.map_err(UblkError::from)?;
-            lanes.iter().for_each(|lane| lane.size.store(size.0, Relaxed));
-            Ok(())
-        })
-    }
-
-    fn leave(&self) -> BoxFuture<'_, Result<(), HostError>> {
-        Box::pin(async move {
-            let number = self.0.info.dev_id;
-            match Recovery::of(self.0.info.features()) {
-                Recovery::None => {
-                    return Err(UblkError::CannotLeave("it was made without recovery").into());
-                }
-                Recovery::FailIo => {
-                    return Err(UblkError::CannotLeave(
-                        "its requests would fail meanwhile, as recovery=fail-io says",
-                    )
-                    .into());
-                }
-                // The next server gets whatever this one still has.
-                Recovery::Reissue if !self.0.info.features().has(Features::QUIESCE) => {}
-                Recovery::Requeue if !self.0.info.features().has(Features::QUIESCE) => {
-                    let why = "this kernel cannot quiesce it, and requests under way would fail";
-                    return Err(UblkError::CannotLeave(why).into());
-                }
-                Recovery::Requeue | Recovery::Reissue => {
-                    let driver = self.0.driver.clone();
-                    blocking(move || driver.quiesce(number, QUIESCING)).await?.map_err(UblkError::from)?;
-                }
-            }
-            self.0.left.store(true, Relaxed);
-            Ok(())
-        })
-    }
-
-    fn closed(&self) -> BoxFuture<'_, Result<(), HostError>> {
-        Box::pin(async move {
-            if self.0.left.load(Relaxed) {
-                return Ok(());
-            }
-            let export = self.0.clone();
-            Ok(blocking(move || export.delete()).await??)
-        })
     }
 }

@@ -37,6 +37,8 @@ pub(super) struct Stands<'a> {
     pub(super) integrity: Option<Integrity>,
     /// A layer leaves out what is kept below it.
     pub(super) hides_integrity: bool,
+    /// How many tags each thread has room to register the memory of.
+    pub(super) room: u16,
 }
 
 /// What is going to be asked of the driver, and why.
@@ -69,12 +71,16 @@ impl Plan {
         let recovery = recovery(spec, stack.survives)?;
         let integrity = integrity(spec, stack, has);
         let zoned = profile.limits.features.has(block::Features::ZONED);
+        let depth = spec.depth.unwrap_or(depth).min(::ublk::QUEUE_DEPTH_MAX - 1);
+        let queues = spec.queues.unwrap_or(threads);
+        let tags_of_one = u32::from(depth) * u32::from(queues.div_ceil(threads.max(1)));
         let at = Circumstances {
             offered: has,
             unprivileged: spec.unprivileged,
             zoned,
             opaque: profile.opaque,
             in_place: answers_at_once(profile),
+            has_room: tags_of_one <= u32::from(stack.room),
         };
         let choice = match spec.mode {
             Some(mode) => {
@@ -116,12 +122,11 @@ impl Plan {
         for (feature, _) in &essential {
             features = features.with(*feature);
         }
-        let depth = spec.depth.unwrap_or(depth).min(::ublk::QUEUE_DEPTH_MAX - 1);
         let io_max = io_max(spec, profile, choice.mode, depth);
         Ok(Plan {
             new: NewDevice {
                 number: spec.number,
-                queues: spec.queues.unwrap_or(threads),
+                queues,
                 depth,
                 io_bytes_max: io_max.0 as u32,
                 features,
@@ -158,6 +163,7 @@ impl Plan {
             zoned,
             opaque: profile.opaque,
             in_place: answers_at_once(profile),
+            has_room: true,
         };
         at.check(made)?;
         check_sharing(spec, profile, made)?;
@@ -329,7 +335,8 @@ mod tests {
     }
 
     fn plan(text: &str, survives: bool, offered: Option<Features>) -> Result<Plan, UblkError> {
-        let stack = Stands { profile: &profile(), survives, integrity: None, hides_integrity: false };
+        let stack =
+            Stands { profile: &profile(), survives, integrity: None, hides_integrity: false, room: u16::MAX };
         Plan::new(&text.parse().unwrap(), &stack, 128, 2, offered)
     }
 
@@ -347,6 +354,18 @@ mod tests {
         );
         assert!(features.common(Features::ZONED.with(Features::UNPRIVILEGED_DEV)).is_empty());
         assert_eq!((plan.new.queues, plan.new.depth, plan.new.io_bytes_max), (2, 128, 512 << 10));
+    }
+
+    #[test]
+    fn a_device_whose_tags_find_no_room_to_be_registered_has_its_data_copied() {
+        let with = |text: &str, room| {
+            let stack =
+                Stands { profile: &profile(), survives: true, integrity: None, hides_integrity: false, room };
+            Plan::new(&text.parse().unwrap(), &stack, 128, 2, Some(Features::KNOWN)).unwrap().choice.mode
+        };
+        assert_eq!((with("", 128), with("", 127)), (DataMode::AutoZeroCopy, DataMode::Copy));
+        assert_eq!((with("queues=4", 256), with("queues=3", 255)), (DataMode::AutoZeroCopy, DataMode::Copy));
+        assert_eq!(with("mode=zero-copy", 0), DataMode::ZeroCopy, "who asks for it is told why it cannot be");
     }
 
     #[test]
@@ -373,7 +392,13 @@ mod tests {
         assert!(error("shmem=/dev/shm/x", true, old).contains("lacks SHMEM_ZC"));
         let looks = Profile { opaque: false, ..profile() };
         let spec = "shmem=/dev/shm/x".parse().unwrap();
-        let stack = Stands { profile: &looks, survives: true, integrity: None, hides_integrity: false };
+        let stack = Stands {
+            profile: &looks,
+            survives: true,
+            integrity: None,
+            hides_integrity: false,
+            room: u16::MAX,
+        };
         let refused = Plan::new(&spec, &stack, 128, 2, all).err().unwrap().to_string();
         assert!(refused.contains("the stack looks at data"), "{refused}");
     }

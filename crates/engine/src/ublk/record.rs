@@ -240,8 +240,10 @@ fn write(path: &Path, record: &Record) -> io::Result<()> {
         .map_err(io::Error::from)
         .and_then(|file| {
             let mut file = File::from(file);
-            serde_json::to_writer_pretty(&mut file, record)?;
-            file.write_all(b"\n")?;
+            // In one piece: as it is told, every line of a topology's text would be a call of its own.
+            let mut text = serde_json::to_vec_pretty(record)?;
+            text.push(b'\n');
+            file.write_all(&text)?;
             file.sync_all()
         })
         .and_then(|()| fs::rename(&beside, path));

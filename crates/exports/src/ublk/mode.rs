@@ -95,6 +95,8 @@ pub struct Circumstances {
     /// Requests are mostly answered while they are submitted, which takes memory of our own: copying is cheaper then
     /// than registering and a second round through the ring.
     pub in_place: bool,
+    /// The tables in which the threads' io_urings register memory have room for all tags of the device.
+    pub has_room: bool,
 }
 
 /// A way, and why it is the best.
@@ -141,6 +143,10 @@ impl Circumstances {
         if self.unprivileged {
             return choice(DataMode::Copy, "an unprivileged device has no zero copy");
         }
+        if !self.has_room && self.check(DataMode::ZeroCopy).is_ok() {
+            let why = "other devices of this process have registered what its threads can register";
+            return choice(DataMode::Copy, why);
+        }
         if self.check(DataMode::AutoZeroCopy).is_ok() {
             return choice(DataMode::AutoZeroCopy, "the stack hands data on without looking at it");
         }
@@ -180,6 +186,7 @@ mod tests {
         zoned: false,
         opaque: true,
         in_place: false,
+        has_room: true,
     };
 
     #[test]
@@ -198,6 +205,15 @@ mod tests {
         assert_eq!((in_place.best().mode, in_place.check(DataMode::ZeroCopy)), (DataMode::Copy, Ok(())));
         assert_eq!(Circumstances { unprivileged: true, ..ALL }.best().mode, DataMode::Copy);
         assert_eq!(Circumstances { zoned: true, ..ALL }.best().mode, DataMode::UserCopy);
+    }
+
+    #[test]
+    fn the_devices_that_are_too_many_for_the_table_get_copies_and_the_reason() {
+        let full = Circumstances { has_room: false, ..ALL };
+        assert_eq!(full.best().mode, DataMode::Copy);
+        assert!(full.best().why.contains("other devices"), "{}", full.best().why);
+        let old = Circumstances { offered: Features::NONE, ..full };
+        assert!(old.best().why.contains("SUPPORT_ZERO_COPY"), "{}", old.best().why);
     }
 
     #[test]

@@ -285,6 +285,10 @@ impl Uring {
         Ok((core.memory.add_kernel(first, count)?, first))
     }
 
+    pub(crate) fn kernel_buffers_left(&self) -> u16 {
+        self.table.longest()
+    }
+
     pub(crate) fn remove_kernel_buffers(&mut self, core: &mut Core, region: Region) {
         let (first, count) = core.memory.remove_kernel(region);
         self.table.give_back(first, count);

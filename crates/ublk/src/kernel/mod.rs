@@ -69,6 +69,8 @@ pub struct KernelControl {
     idle: Mutex<Vec<CommandRing>>,
     /// The driver is older than Linux 6.4 and takes bare command numbers only.
     legacy: bool,
+    /// What it said that it offers, which stays so while we have its control device open. `None`: it cannot say.
+    offered: Option<Vec<u8>>,
 }
 
 impl KernelControl {
@@ -87,16 +89,16 @@ impl KernelControl {
             }
         })?;
         let ring = CommandRing::new().map_err(Unusable::NoUring)?;
-        let mut control = KernelControl { device, idle: Mutex::new(vec![ring]), legacy: false };
+        let mut control =
+            KernelControl { device, idle: Mutex::new(vec![ring]), legacy: false, offered: None };
+        let command =
+            |op, device, len| Command { op, device, data: 0, buffer: vec![0; len], path: None, limit: PROBE };
+        if let Ok((_, offered)) = control.execute(command(ControlOp::GetFeatures, 0, size_of::<u64>())) {
+            control.offered = Some(offered);
+            return Ok(control);
+        }
         // A number that is encoded and unknown to it, an old driver answers otherwise than an unknown device.
-        let probe = control.execute(Command {
-            op: ControlOp::GetDevInfo,
-            device: NO_DEVICE,
-            data: 0,
-            buffer: vec![0; size_of::<DeviceInfo>()],
-            path: None,
-            limit: PROBE,
-        });
+        let probe = control.execute(command(ControlOp::GetDevInfo, NO_DEVICE, size_of::<DeviceInfo>()));
         control.legacy = matches!(probe, Err(Refusal::Errno(libc::EINVAL | libc::EOPNOTSUPP)));
         Ok(control)
     }
@@ -114,6 +116,9 @@ fn has_driver() -> bool {
 
 impl Control for KernelControl {
     fn execute(&self, command: Command) -> Result<(u32, Vec<u8>), Refusal> {
+        if let (ControlOp::GetFeatures, Some(offered)) = (command.op, &self.offered) {
+            return Ok((0, offered.clone()));
+        }
         let kept = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let ring = match kept {
             Some(ring) => ring,

@@ -1,8 +1,9 @@
 //! What the model promises, told as its clients and its server see it.
 
 use super::*;
-use crate::abi::{AutoBufReg, IoCommand, IoOp, ParamTypes, Params, State, user_copy_offset};
+use crate::abi::{AutoBufReg, ControlOp, IoCommand, IoOp, ParamTypes, Params, State, user_copy_offset};
 use crate::driver::{Driver, NewDevice};
+use crate::kernel::char_path;
 
 const SERVER: u32 = 42;
 const ABORT: i32 = -libc::ENODEV;
@@ -482,6 +483,55 @@ fn nonsense_is_refused_as_the_driver_refuses_it() {
     }
     assert_eq!(driver.start(number, SERVER).unwrap_err().errno(), Some(libc::EINVAL), "no parameters");
     assert_eq!(driver.stop(77).unwrap_err().errno(), Some(libc::ENODEV));
+}
+
+/// A driver that notes what it is asked.
+struct Noting(Model, Mutex<Vec<(ControlOp, Option<String>)>>);
+
+impl Control for Noting {
+    fn execute(&self, command: Command) -> Result<(u32, Vec<u8>), Refusal> {
+        self.1.lock().unwrap().push((command.op, command.path.clone()));
+        self.0.execute(command)
+    }
+
+    fn open(&self, device: u32, limit: Duration) -> io::Result<OwnedFd> {
+        self.0.open(device, limit)
+    }
+
+    fn await_owned(&self, device: u32, limit: Duration) -> io::Result<()> {
+        self.0.await_owned(device, limit)
+    }
+
+    fn await_node(&self, device: u32, limit: Duration) -> io::Result<()> {
+        self.0.await_node(device, limit)
+    }
+
+    fn devices(&self) -> Vec<u32> {
+        self.0.devices()
+    }
+}
+
+#[test]
+fn what_a_device_in_hand_is_need_not_be_asked_before_each_command() {
+    let noting = Arc::new(Noting(Model::new(ModelConfig::LINUX_7_2), Mutex::default()));
+    let asked = || std::mem::take(&mut *noting.1.lock().unwrap());
+    let driver = Driver::new(noting.clone());
+    let info = driver.add(&new_device(Features::NONE)).unwrap();
+    let other = driver.add(&new_device(Features::NONE)).unwrap().dev_id;
+    asked();
+    let known = driver.knowing(&info);
+    known.set_params(info.dev_id, &params()).unwrap();
+    assert_eq!(asked(), [(ControlOp::SetParams, None)]);
+    known.set_params(other, &params()).unwrap();
+    let ops: Vec<ControlOp> = asked().into_iter().map(|(op, _)| op).collect();
+    assert_eq!(ops, [ControlOp::GetDevInfo2, ControlOp::SetParams], "of another nothing is known");
+    let user = ModelConfig { privileged: false, ..ModelConfig::LINUX_7_2 };
+    let noting = Arc::new(Noting(Model::new(user), Mutex::default()));
+    let driver = Driver::new(noting.clone());
+    let own = driver.add(&new_device(Features::UNPRIVILEGED_DEV)).unwrap();
+    driver.knowing(&own).set_params(own.dev_id, &params()).unwrap();
+    let last = noting.1.lock().unwrap().pop().unwrap();
+    assert_eq!(last, (ControlOp::SetParams, Some(char_path(own.dev_id))), "it is named by its path");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::guest::disk::{Disk, tool};
 use crate::guest::writer::Writer;
 use crate::guest::{Done, Skip, Test, soak, test};
 use crate::server::{is_alive, signal};
-use crate::tools::until;
+use crate::tools::{run, until};
 use exports::ublk::DataMode;
 use rustix::process::Signal;
 use std::time::Duration;
@@ -62,14 +62,14 @@ pub(super) const TESTS: &[Test] = &[
         die_in_recovery,
     ),
     test("ublk/recover_03", "another program takes a live device over under load: no request fails", || {
-        upgrade("mode=copy")
+        upgrade("mode=copy", 2)
     }),
     test("ublk/recover_04", "the same with buffers that register themselves", || {
-        upgrade("mode=auto-zero-copy")
+        upgrade("mode=auto-zero-copy", 2)
     }),
     test("ublk/recover_batch", "the same with batches", || {
         needs_lone_threads()?;
-        upgrade("batch=yes")
+        upgrade("batch=yes", 2)
     }),
     test("ublk/supervise", "--supervise brings a killed server back on the same device", supervised),
     soak("ublk/soak_reissue", "three hundred kills under load, reissue", || {
@@ -85,6 +85,9 @@ pub(super) const TESTS: &[Test] = &[
         kill(Recovery::Reissue, "mode=user-copy", 300)
     }),
     soak("ublk/soak_batch", "three hundred kills under load, batches", || kill_with_batches(300)),
+    soak("ublk/soak_upgrade", "three hundred upgrades under load, to one program and the other", || {
+        upgrade("mode=copy", 300)
+    }),
     soak("ublk/soak_zero_copy", "three hundred kills under load, registered buffers", || {
         kill(Recovery::Reissue, "mode=auto-zero-copy", 300)
     }),
@@ -345,17 +348,27 @@ fn die_in_recovery() -> Done {
     Ok(())
 }
 
-fn upgrade(options: &str) -> Done {
+/// Puts another program in the server's place, again and again, with writers at work throughout.
+fn upgrade(options: &str, times: u64) -> Done {
     needs(features_for(options).with(Features::QUIESCE))?;
     needs_recovery(Recovery::Reissue)?;
     let mut ublk = Ublk::file(16 << 20, &format!("recovery=reissue,{options}"))?;
+    let newer = ["one", "other"].map(|folder| {
+        let program = ublk.sandbox.path(folder).join("blockyard");
+        std::fs::create_dir(ublk.sandbox.path(folder)).expect("a folder in the sandbox");
+        std::fs::copy(crate::server::binary(), &program).expect("room for another program");
+        program
+    });
     let writer = Writer::start(&ublk.disk, 4);
-    for _ in 0..2 {
+    for time in 0..times {
         writer.progress(40);
         let before = ublk.pid();
-        ublk.command(&["upgrade", "disk"]).ok();
+        let program = &newer[time as usize % 2];
+        run(ublk.sandbox.command(program).args(["upgrade", "disk"])).ok();
         ublk.await_state(State::Live);
         assert_ne!(ublk.pid(), before, "the same server still");
+        let serves = std::fs::read_link(format!("/proc/{}/exe", ublk.pid())).expect("root may");
+        assert_eq!(serves, *program, "another program serves it");
         if before == ublk.server.pid() {
             assert!(ublk.server.wait().success(), "the old server did not end well");
         }

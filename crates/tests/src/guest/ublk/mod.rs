@@ -7,6 +7,7 @@ mod data;
 mod death;
 mod life;
 mod page;
+mod settings;
 mod stripe;
 mod zoned;
 
@@ -22,7 +23,8 @@ use ublk::{DeviceInfo, Driver, Features, KernelControl, State};
 
 /// The rows of this module.
 pub fn tests() -> Vec<Test> {
-    [data::TESTS, stripe::TESTS, life::TESTS, death::TESTS, page::TESTS, zoned::TESTS].concat()
+    [data::TESTS, stripe::TESTS, life::TESTS, death::TESTS, page::TESTS, settings::TESTS, zoned::TESTS]
+        .concat()
 }
 
 /// How long the driver may take for a change of state.

@@ -1,0 +1,115 @@
+//! What was set while a device was served, after its server was killed: the next one has it, wherever it is started.
+
+use super::{Ublk, driver, needs};
+use crate::guest::disk::Disk;
+use crate::guest::{Done, Test, test};
+use crate::server::{Sandbox, binary};
+use crate::tools::{Outcome, run};
+use serde_json::Value;
+use std::path::Path;
+use ublk::{Features, State};
+
+pub(super) const TESTS: &[Test] = &[test(
+    "ublk/recover_settings",
+    "table, layers, scheduler and limits that were set live are the next server's, started elsewhere",
+    recovered_settings,
+)];
+
+/// `blockyard WORDS`, started in this folder.
+#[track_caller]
+fn command_in(sandbox: &Sandbox, folder: &Path, words: &[&str]) -> Outcome {
+    run(sandbox.command(binary()).current_dir(folder).args(words))
+}
+
+/// What can be set of a device, as it is now.
+fn settings(sandbox: &Sandbox, case: &Case) -> Vec<(&'static str, String)> {
+    let json = |words: &[&str]| -> Value {
+        serde_json::from_str(&sandbox.run(&[words, &["--json"]].concat()).ok()).expect("JSON")
+    };
+    let (shown, limits) = (json(&["show", "disk"]), json(&["limits", "disk"]));
+    let mut all = vec![
+        ("layers", shown["layers"].to_string()),
+        ("limits", shown["limits"].to_string()),
+        ("limits that were set", limits["set"].to_string()),
+    ];
+    for name in ["scheduler", "read_expire", "slow requests"] {
+        all.push((name, shown["backend"][name].to_string()));
+    }
+    if case.loads_table {
+        all.push(("table", sandbox.run(&["table", "disk"]).ok()));
+    }
+    all
+}
+
+/// What is served, and which of its files has data after the next server has written, from where on.
+struct Case {
+    words: &'static [&'static str],
+    loads_table: bool,
+    written: [Option<usize>; 2],
+}
+
+fn recovered_settings() -> Done {
+    needs(Features::USER_RECOVERY.with(Features::USER_RECOVERY_REISSUE))?;
+    // Paths are those of the folder where they were said, be that of the device or of its next table.
+    for case in [
+        Case { words: &["--table", "table"], loads_table: true, written: [None, Some(2048 * 512)] },
+        Case {
+            words: &["file:disk.img", "--layer", "delay,write=1ms"],
+            loads_table: false,
+            written: [Some(0), None],
+        },
+    ] {
+        recovered_case(&case)?;
+    }
+    Ok(())
+}
+
+fn recovered_case(case: &Case) -> Done {
+    let sandbox = Sandbox::default();
+    let [first, second, elsewhere] = ["first", "second", "elsewhere"].map(|name| {
+        let folder = sandbox.path(name);
+        std::fs::create_dir(&folder).expect("a folder in the sandbox");
+        folder
+    });
+    for (folder, start) in [("first", 0), ("second", 2048)] {
+        sandbox.image(&format!("{folder}/disk.img"), 16 << 20);
+        sandbox.text(&format!("{folder}/table"), &format!("0 16384 linear disk.img {start}\n"));
+    }
+    let mut serve = sandbox.command(binary());
+    serve.current_dir(&first).arg("serve").args(case.words);
+    serve.args(["--name", "disk", "--ublk=recovery=reissue", "--limits", "max_sectors=512"]);
+    let server = sandbox.start(&mut serve, 1);
+    let disk = Disk::at(server.uri());
+    let mut ublk = Ublk { server, disk, driver: driver()?, sandbox };
+    let before = settings(&ublk.sandbox, case);
+    if case.loads_table {
+        command_in(&ublk.sandbox, &second, &["table", "disk", "--load", "table"]).ok();
+        command_in(&ublk.sandbox, &elsewhere, &["resume", "disk"]).ok();
+    }
+    for words in [
+        &["limits", "disk", "max_sectors=64", "max_segments=16"][..],
+        &["set", "disk", "scheduler=mq-deadline"],
+        &["set", "disk", "read_expire=250"],
+        &["set", "disk", "slow=600s"],
+    ] {
+        command_in(&ublk.sandbox, &elsewhere, words).ok();
+    }
+    let set = settings(&ublk.sandbox, case);
+    for ((name, before), (_, set)) in before.iter().zip(&set) {
+        assert_ne!(before, set, "{name} was set");
+    }
+    ublk.server.kill();
+    ublk.await_state(State::Quiesced);
+    command_in(&ublk.sandbox, &elsewhere, &["recover", "disk"]).ok();
+    ublk.await_state(State::Live);
+    assert_eq!(settings(&ublk.sandbox, case), set);
+    ublk.disk.load(&["--rw=write", "--size=1M"]).ok();
+    let written = |folder: &Path| {
+        let bytes = std::fs::read(folder.join("disk.img")).expect("it is there");
+        bytes.chunks(4096).position(|block| block.iter().any(|byte| *byte != 0)).map(|at| at * 4096)
+    };
+    assert_eq!([written(&first), written(&second)], case.written, "first blocks that are not zero");
+    ublk.command(&["del", "disk"]).ok();
+    ublk.await_gone();
+    Ok(())
+}
