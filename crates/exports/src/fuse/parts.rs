@@ -3,8 +3,9 @@
 //!
 //! Meanwhile nobody else may write those blocks. Who writes parts of blocks is *alone* on the mount, on all its threads;
 //! who writes whole ones is counted, and neither begins while the other is there. What may not begin yet waits in its
-//! channel, in the order in which it came, and is woken. Those that wait for one who is alone begin before the next who is.
-//! The memory in which blocks are put together is the channel's: one is enough. So a mount costs an atomic addition for each write, and only where blocks are larger than a byte.
+//! channel, in the order in which it came, and is woken. Those that want to be alone come in turn, whichever channels they
+//! wait in; those that wait for one who is alone begin before the next who is. The memory in which blocks are put together is
+//! the channel's: one is enough. So a mount costs an atomic addition for each write, and only where blocks are larger than a byte.
 //!
 //! Not here: other exports of the device. Who writes the same block through two of them at once is not kept from it, as on
 //! any disk that two programs write to.
@@ -16,9 +17,10 @@ use crate::Turn;
 use block::{Bytes, Data, Flags, Op, Request, Segment, Tag};
 use queue::Ring;
 use ring::{KernelRing, Waker};
+use std::collections::VecDeque;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Somebody is alone, or waits for the others to be gone. The rest counts those.
 const ALONE: u32 = 1 << 31;
@@ -29,8 +31,18 @@ pub(super) struct Gate {
     state: AtomicU32,
     /// How many of the others were turned away and wait.
     refused: AtomicU32,
-    /// The threads that serve the mount. Not looked at where only whole blocks are written.
+    /// Who wants to be alone, first come first. Neither this nor the next is looked at where only whole blocks are written.
+    line: Mutex<Line>,
+    /// The threads that serve the mount.
     threads: Mutex<Vec<Waker>>,
+}
+
+/// Those that want to be alone and are not yet, by their places.
+#[derive(Debug, Default)]
+struct Line {
+    places: VecDeque<u64>,
+    /// The place of the next who comes.
+    next: u64,
 }
 
 impl Gate {
@@ -60,9 +72,33 @@ impl Gate {
         }
     }
 
-    /// Be the next who is alone, once the others are gone. `false`: somebody is already, or others wait for one who was.
-    fn claim(&self) -> bool {
-        self.refused.load(Acquire) == 0 && self.state.fetch_or(ALONE, AcqRel) & ALONE == 0
+    /// Be the next who is alone, once the others are gone. `false`: somebody is already or came before, or others wait for one
+    /// who was; `place` is to be shown the next time then.
+    fn claim(&self, place: &mut Option<u64>) -> bool {
+        let mut line = self.line();
+        let own = *place.get_or_insert_with(|| {
+            let own = line.next;
+            line.next += 1;
+            line.places.push_back(own);
+            own
+        });
+        let is_first = line.places.front() == Some(&own) && self.refused.load(Acquire) == 0;
+        let claimed = is_first && self.state.fetch_or(ALONE, AcqRel) & ALONE == 0;
+        if claimed {
+            line.places.pop_front();
+            *place = None;
+        }
+        claimed
+    }
+
+    /// Who had this place does not want to be alone any more.
+    fn step_out(&self, place: u64) {
+        self.line().places.retain(|other| *other != place);
+        self.wake();
+    }
+
+    fn line(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the others are gone.
@@ -105,13 +141,15 @@ pub(super) struct Waiting {
     req: Request,
     /// It is the next to be alone.
     claimed: bool,
+    /// Where it stands among those that want to be; none when it does not, or is the next.
+    place: Option<u64>,
     /// It was turned away, and is counted so.
     refused: bool,
 }
 
 impl Waiting {
     pub(super) fn new(tag: Tag, pdu: Pdu, req: Request) -> Waiting {
-        Waiting { tag, pdu, req, claimed: false, refused: false }
+        Waiting { tag, pdu, req, claimed: false, place: None, refused: false }
     }
 
     /// Whether it may begin, from here on with what it holds.
@@ -131,7 +169,7 @@ impl Waiting {
                 entered
             }
             Hold::Alone => {
-                self.claimed = self.claimed || gate.claim();
+                self.claimed = self.claimed || gate.claim(&mut self.place);
                 self.claimed && gate.is_empty()
             }
         }
@@ -332,11 +370,12 @@ impl Front {
 
     /// It cannot begin any more.
     fn give_up(&mut self, index: usize, waiting: &Waiting, turn: &mut Turn<'_>) {
-        let Waiting { tag, pdu, claimed, refused, .. } = waiting;
+        let Waiting { tag, pdu, claimed, place, refused, .. } = waiting;
         let Some(Some(channel)) = self.channels.get_mut(index) else { return };
         if *claimed {
             channel.shared.gate.release();
         }
+        place.iter().for_each(|place| channel.shared.gate.step_out(*place));
         if *refused {
             channel.shared.gate.admitted();
         }
@@ -351,6 +390,7 @@ impl Front {
 mod tests {
     use super::*;
     use ring::{Choice, RingConfig};
+    use std::sync::atomic::AtomicU8;
 
     const BLOCK: u32 = 512;
 
@@ -358,9 +398,9 @@ mod tests {
     fn who_is_alone_waits_for_the_others_and_they_for_him() {
         let gate = Gate::default();
         assert!(gate.enter() && gate.enter());
-        assert!(gate.claim() && !gate.is_empty());
+        assert!(gate.claim(&mut None) && !gate.is_empty());
         assert!(!gate.enter(), "nobody comes in any more");
-        assert!(!gate.claim(), "and nobody else is the next");
+        assert!(!gate.claim(&mut None), "and nobody else is the next");
         gate.let_go(Hold::Whole);
         assert!(!gate.is_empty());
         gate.let_go(Hold::Whole);
@@ -369,10 +409,13 @@ mod tests {
         assert!(gate.enter());
     }
 
+    fn waiting(hold: Hold) -> Waiting {
+        Waiting::new(Tag(0), Pdu { hold, ..Pdu::VACANT }, Request::flush())
+    }
+
     #[test]
     fn who_waited_for_one_who_is_alone_begins_before_the_next_who_is() {
         let gate = Gate::default();
-        let waiting = |hold| Waiting::new(Tag(0), Pdu { hold, ..Pdu::VACANT }, Request::flush());
         let (mut one, mut next, mut other) =
             (waiting(Hold::Alone), waiting(Hold::Alone), waiting(Hold::Whole));
         assert!(one.may_begin(&gate) && !other.may_begin(&gate) && !other.may_begin(&gate));
@@ -381,6 +424,62 @@ mod tests {
         assert!(other.may_begin(&gate) && !next.may_begin(&gate), "it is there now");
         gate.let_go(Hold::Whole);
         assert!(next.may_begin(&gate));
+    }
+
+    #[test]
+    fn who_wants_to_be_alone_is_not_overtaken_by_a_channel_that_goes_on_and_on() {
+        let gate = Gate::default();
+        let (mut one, mut two, mut three) =
+            (waiting(Hold::Alone), waiting(Hold::Alone), waiting(Hold::Alone));
+        assert!(one.may_begin(&gate) && !two.may_begin(&gate) && !three.may_begin(&gate));
+        for _ in 0..3 {
+            gate.let_go(Hold::Alone);
+            let mut again = waiting(Hold::Alone);
+            assert!(!again.may_begin(&gate), "the thread that was alone looks first, and others wait");
+            assert!(!three.may_begin(&gate) && two.may_begin(&gate), "they come in turn");
+            (two, three) = (three, again);
+        }
+        gate.let_go(Hold::Alone);
+        two.place.into_iter().for_each(|place| gate.step_out(place));
+        assert!(three.may_begin(&gate), "who went away keeps nobody");
+    }
+
+    #[test]
+    fn threads_that_write_parts_and_wholes_of_one_block_lose_nothing() {
+        const ROUNDS: u8 = 100;
+        const PARTS: usize = 3;
+        let gate = Gate::default();
+        // Each reads the block, changes a byte of its own and writes all of it back, as a channel does.
+        let block: [AtomicU8; PARTS] = Default::default();
+        let until_it_may = |waiting: &mut Waiting| {
+            while !waiting.may_begin(&gate) {
+                std::thread::yield_now();
+            }
+        };
+        std::thread::scope(|scope| {
+            for own in 0..PARTS {
+                let (block, gate, until_it_may) = (&block, &gate, &until_it_may);
+                scope.spawn(move || {
+                    for round in 1..=ROUNDS {
+                        until_it_may(&mut waiting(Hold::Alone));
+                        let mut read = [0; PARTS];
+                        read.iter_mut().zip(block).for_each(|(byte, cell)| *byte = cell.load(Relaxed));
+                        assert_eq!(read[own], round - 1, "what {own} wrote before is lost");
+                        read[own] = round;
+                        std::thread::yield_now();
+                        block.iter().zip(read).for_each(|(cell, byte)| cell.store(byte, Relaxed));
+                        gate.let_go(Hold::Alone);
+                    }
+                });
+            }
+            scope.spawn(|| {
+                for _ in 0..ROUNDS {
+                    until_it_may(&mut waiting(Hold::Whole));
+                    gate.let_go(Hold::Whole);
+                }
+            });
+        });
+        assert!(block.iter().all(|cell| cell.load(Relaxed) == ROUNDS));
     }
 
     /// What a write of `len` bytes at `offset` makes of a device whose byte n is n % 251.
