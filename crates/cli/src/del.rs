@@ -48,7 +48,7 @@ async fn delete(client: &ControlClient, name: &str, by_force: bool) -> Result<()
 }
 
 /// Nobody serves it: take away what a server that died left of its loop or nbd device, if anything.
-fn clear_left_behind(run: &RunDir, name: &str, missing: Failure) -> Result<ExitCode, Failure> {
+pub(crate) fn clear_left_behind(run: &RunDir, name: &str, missing: Failure) -> Result<ExitCode, Failure> {
     let Ok(device) = name.parse::<DeviceName>() else { return Err(missing) };
     let own = run.loop_file(name);
     let mut files = dead_files(name);

@@ -1,5 +1,6 @@
 //! How a command fails: `blockyard: WHAT failed: NAME: why (what to do)`, and with which status.
 
+use clap::error::ErrorKind;
 use std::fmt::Display;
 use std::process::ExitCode;
 
@@ -38,6 +39,12 @@ impl Failure {
         self
     }
 
+    /// Why, without what failed.
+    pub(crate) fn reason(&self) -> String {
+        let whys = self.lines.iter().map(|line| line.splitn(4, ": ").last().unwrap_or_default());
+        whys.collect::<Vec<_>>().join("; ")
+    }
+
     /// Tells the user, and is the status to end with.
     pub(crate) fn report(&self) -> ExitCode {
         for line in &self.lines {
@@ -59,12 +66,28 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
         print(&error.to_string());
         return ExitCode::SUCCESS;
     }
+    if error.kind() == ErrorKind::InvalidUtf8 {
+        return not_utf8();
+    }
     let text = error.to_string();
     match text.strip_prefix("error: ") {
         Some(text) => eprint!("blockyard: {text}"),
         None => eprint!("{text}"),
     }
     ExitCode::from(USAGE)
+}
+
+/// Paths go through texts (records, JSON, tables) that have no room for other bytes.
+fn not_utf8() -> ExitCode {
+    let mut words = std::env::args_os().skip(1);
+    let command = words.next().unwrap_or_default();
+    let word = words.find(|word| word.to_str().is_none()).unwrap_or_else(|| command.clone());
+    let why = format!("{}: it is not UTF-8 (give the file another name, or a link to it)", word.display());
+    if command == "losetup" {
+        eprintln!("losetup: {why}");
+        return ExitCode::from(FAILED);
+    }
+    Failure::usage(&command.to_string_lossy(), "", why).report()
 }
 
 /// Writes an answer to stdout, and tells whether anyone still reads. Whoever closed it does not want the

@@ -11,14 +11,17 @@ mod rows;
 mod table;
 
 use crate::add;
+use crate::del;
 use crate::failure::{FAILED, Failure, print};
 use crate::listing::{block_on, devices, run_dir};
 use engine::change::Change;
 use engine::control::ClientError;
+use engine::loop_device::is_left_behind;
+use engine::rundir::RunDir;
 use engine::spec::{Bytes, Direct, Format, StackSpec};
 use options::{Action, Options};
 use rows::{Back, Row};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -299,13 +302,35 @@ fn detach(words: &[String]) -> Result<ExitCode, Refusal> {
             None if row.back_file.is_none() => {
                 Err(Refusal::of(&row.name, "detach failed", "No such device or address"))
             }
-            None => kernels(&["--detach", &row.name]),
+            None => match left_behind(&row)? {
+                Some((run, name)) => {
+                    let gone = Failure::new("losetup", &name, "it is gone");
+                    del::clear_left_behind(&run, &name, gone)
+                        .map_err(|why| Refusal::of(&row.name, "detach failed", why.reason()))
+                        .map(drop)
+                }
+                None => kernels(&["--detach", &row.name]),
+            },
         });
         if let Err(refusal) = done {
             code = refusal.report();
         }
     }
     Ok(code)
+}
+
+/// The device of which a server that died has left this one; `None`: it is the kernel's own.
+fn left_behind(row: &Row) -> Result<Option<(RunDir, String)>, Refusal> {
+    let run = run_dir("losetup")?;
+    let file = row.back_file.as_deref().map(Path::new);
+    let name =
+        file.and_then(Path::file_name).and_then(OsStr::to_str).and_then(|name| name.strip_suffix(".fuse"));
+    let Some((file, name)) = file.zip(name) else { return Ok(None) };
+    // The kernel knows paths without links.
+    let own = run.loop_file(name);
+    let own = own.parent().and_then(|folder| folder.canonicalize().ok()).zip(own.file_name());
+    let is_own = own.is_some_and(|(folder, last)| folder.join(last) == file);
+    Ok((is_own && is_left_behind(file)).then(|| (run, name.to_owned())))
 }
 
 /// All that losetup would know of: devices with nodes. Those that clients reach otherwise stay.

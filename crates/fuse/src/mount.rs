@@ -75,6 +75,10 @@ impl Mount {
         let made = prepare(path)?;
         // The name that the mount table has: without links, so that it is found again there.
         let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        // A device of no length looks like an empty file.
+        if let Some(name) = shown_at(&path) {
+            return Err(MountError::Place { path, why: format!("the device {name} is shown there") });
+        }
         let mounted =
             if rustix::process::geteuid().is_root() { mount(&path, options) } else { ask(&path, options) };
         match mounted {
@@ -137,6 +141,12 @@ pub fn is_dead(path: &Path) -> bool {
         && mounts().is_ok_and(|all| all.iter().any(|one| one.path == path && one.device_name().is_some()))
 }
 
+/// The device of ours that is mounted at `path`.
+fn shown_at(path: &Path) -> Option<String> {
+    let all = mounts().unwrap_or_default();
+    all.iter().rfind(|one| one.path == path)?.device_name().map(str::to_owned)
+}
+
 /// Take away what servers that died have left at `path`.
 fn clear_dead(path: &Path) {
     // The mount table has no links, and the last part of the name cannot be asked about.
@@ -156,7 +166,10 @@ fn prepare(path: &Path) -> Result<bool, MountError> {
         Ok(_) => Ok(false),
         Err(why) if why.kind() == io::ErrorKind::NotFound => {
             let made = std::fs::OpenOptions::new().write(true).create_new(true).open(path);
-            made.map(|_| true).map_err(|why| place(why.to_string()))
+            made.map(|_| true).map_err(|why| match why.kind() {
+                io::ErrorKind::NotFound => place("its folder is not there".to_owned()),
+                _ => place(why.to_string()),
+            })
         }
         Err(why) => Err(place(why.to_string())),
     }

@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
@@ -36,19 +37,23 @@ fn counted(sandbox: &Sandbox, op: &str) -> u64 {
     stats["operations"][op]["ios"].as_u64().unwrap_or_else(|| panic!("no {op} in {stats}"))
 }
 
-/// What is mounted of ours in the sandbox, and bound.
+/// What is mounted of ours in the sandbox, and bound, once what is on its way out is gone.
 fn left_behind(sandbox: &Sandbox) -> Vec<String> {
     let dir = sandbox.path("").to_string_lossy().into_owned();
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let mut left: Vec<String> =
-        mounts.lines().filter(|line| line.contains(&dir)).map(str::to_owned).collect();
-    for entry in std::fs::read_dir("/sys/block").into_iter().flatten().flatten() {
-        let file = std::fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
-        if file.starts_with(&dir) {
-            left.push(file);
+    let look = || {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let mut left: Vec<String> =
+            mounts.lines().filter(|line| line.contains(&dir)).map(str::to_owned).collect();
+        for entry in std::fs::read_dir("/sys/block").into_iter().flatten().flatten() {
+            let file = std::fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
+            if file.starts_with(&dir) {
+                left.push(file);
+            }
         }
-    }
-    left
+        left
+    };
+    until(PATIENCE, || look().is_empty().then_some(()));
+    look()
 }
 
 #[test]
@@ -253,7 +258,7 @@ fn fuse_passthrough_reads_and_writes_the_image_itself() {
     let path = sandbox.path("disk.raw");
     let export = format!("{},passthrough", path.display());
     let words = ["serve", &format!("file:{}", image.display()), "--name", "disk", "--fuse", &export];
-    let outcome = until(std::time::Duration::ZERO, || {
+    let outcome = until(Duration::ZERO, || {
         let started = std::panic::catch_unwind(|| sandbox.start(&mut sandbox.blockyard(&words), 1));
         Some(started.ok())
     });
@@ -284,6 +289,17 @@ fn fuse_file_does_not_hide_data_and_says_who_uses_it() {
     let image = sandbox.noise("precious", 4096);
     let refused = sandbox.run(&["serve", "ram:1M", "--fuse", &image.to_string_lossy()]).failed_with(1);
     assert!(refused.contains("there is data in it"), "{refused}");
+    let away = sandbox.path("absent/disk.raw");
+    let refused = sandbox.run(&["serve", "ram:1M", "--fuse", &away.to_string_lossy()]).failed_with(1);
+    assert!(refused.contains("its folder is not there"), "{refused}");
+    // Nor another device, of which it cannot be told by its length.
+    let nothing = sandbox.image("nothing", 0);
+    let (mut server, path) = as_file(&sandbox, &format!("file:{}", nothing.display()), &[]);
+    let words = ["serve", "ram:1M", "--name", "other", "--fuse", &path.to_string_lossy()];
+    let refused = sandbox.run(&words).failed_with(1);
+    assert!(refused.contains("the device disk is shown there"), "{refused}");
+    server.terminate();
+    assert!(!path.exists());
     let path = sandbox.path("disk.raw");
     sandbox.run(&["add", "ram:1M", "--name", "disk", "--fuse", &path.to_string_lossy()]).ok();
     let user = open(&path);
@@ -408,7 +424,7 @@ fn del_force_leaves_users_with_errors_and_nothing_behind() {
     assert!(disk.server.wait().success());
     mount.shell("echo y > \"$M/other\"; sync -f \"$M\"").failed();
     mount.unmount();
-    until(PATIENCE, || left_behind(&sandbox).is_empty().then_some(())).expect("nothing is left");
+    assert_eq!(left_behind(&sandbox), Vec::<String>::new());
 }
 
 #[test]
@@ -425,6 +441,8 @@ fn loop_device_of_a_killed_server_is_taken_away_and_served_anew() {
     mount.shell("echo kept > \"$M/file\"; sync -f \"$M\"").ok();
     disk.server.kill();
     mount.shell("echo lost > \"$M/other\"; sync -f \"$M\"").failed();
+    let told = sandbox.run(&["show", "disk"]).failed_with(1);
+    assert!(told.contains("its server died"), "{told}");
     let told = sandbox.run(&["del", "disk"]).failed_with(1);
     assert!(told.contains(&mount.path().to_string_lossy().into_owned()), "{told}");
     // The name can be used again at once, whoever still holds the device of the dead one.
@@ -436,6 +454,27 @@ fn loop_device_of_a_killed_server_is_taken_away_and_served_anew() {
     again.check("ext4");
     again.server.terminate();
     assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+}
+
+#[test]
+fn loop_device_of_a_killed_server_is_detached_with_all_that_it_left() {
+    if missing_loop() {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let mut disk = Loop::serve(&sandbox, "disk", "ram:8M", &[]);
+    let users = File::open(&disk.device).expect("the device opens");
+    disk.server.kill();
+    let told = sandbox.run(&["losetup", "-d", disk.path()]).failed_with(1);
+    let why = format!("losetup: {0}: detach failed: {0} has lost its server and is used by ", disk.path());
+    assert!(told.starts_with(&why) && told.contains(&format!("pid {})", std::process::id())), "{told}");
+    drop(users);
+    let mut disk = Loop::serve(&sandbox, "disk", "ram:8M", &[]);
+    disk.server.kill();
+    sandbox.run(&["losetup", "-d", disk.path()]).ok();
+    assert_eq!(left_behind(&sandbox), Vec::<String>::new());
+    let told = sandbox.run(&["show", "disk"]).failed_with(1);
+    assert!(told.contains("there is no such device"), "{told}");
 }
 
 #[test]
@@ -527,7 +566,7 @@ fn who_only_looks_at_a_device_for_a_moment_does_not_keep_it() {
         // As udev does after mkfs.
         let looking = File::open(&disk.device).expect("the device opens");
         let looker = std::thread::spawn(move || {
-            std::thread::sleep(std::time::Duration::from_millis(150));
+            std::thread::sleep(Duration::from_millis(150));
             drop(looking);
         });
         let deleted = sandbox.run(&["del", "disk"]);

@@ -5,6 +5,8 @@
 
 use blockyard_tests::server::{Sandbox, missing_root};
 use blockyard_tests::tools::{Outcome, PATIENCE, command, missing, run, skip, until};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 const MIB: u64 = 1 << 20;
@@ -285,6 +287,17 @@ fn our_devices_are_changed_and_detached_with_losetups_options() {
     let why = sandbox.run(&["losetup", "-d", "disk", "absent"]).failed_with(1);
     assert_eq!(why, "losetup: absent: failed to use device: No such device\n");
     assert!(server.wait().success(), "one that is not there does not keep the others");
+}
+
+#[test]
+fn a_path_that_is_no_text_is_named_and_refused() {
+    let sandbox = Sandbox::default();
+    let word = OsStr::from_bytes(b"\xff\xfe.img");
+    let run_with = |words: &[&str]| run(sandbox.blockyard(words).arg(word));
+    let said = run_with(&["losetup", "-f"]).failed_with(1);
+    assert!(said.starts_with("losetup: ") && said.contains(".img: it is not UTF-8 (give"), "{said}");
+    let said = run_with(&["add"]).failed_with(2);
+    assert!(said.starts_with("blockyard: add failed: ") && said.contains(".img: it is not UTF-8"), "{said}");
 }
 
 #[test]

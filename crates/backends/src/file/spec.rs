@@ -112,7 +112,9 @@ pub enum OpenError {
 impl OpenError {
     pub(super) fn call(doing: &'static str, spec: &FileSpec, source: io::Error) -> OpenError {
         let hint = match source.raw_os_error() {
-            Some(libc::ENOENT) if !spec.create => " (give the path of a file that is there, or create,size=)",
+            Some(libc::ENOENT) if !spec.create => {
+                " (give the path of a file that is there, or have it made with create)"
+            }
             Some(libc::ENOENT) => " (make its directory first)",
             Some(libc::EACCES | libc::EPERM) if !spec.read_only => " (change its owner or mode, or add ro)",
             Some(libc::EROFS) => " (add ro)",
