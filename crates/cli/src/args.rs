@@ -601,6 +601,15 @@ pub(crate) struct StatArgs {
     /// Extended statistics
     #[arg(short = 'x')]
     pub(crate) extended: bool,
+    /// Megabytes where else it is kilobytes
+    #[arg(short = 'm')]
+    pub(crate) megabytes: bool,
+    /// Leave out what did nothing in the interval
+    #[arg(short = 'z')]
+    pub(crate) active: bool,
+    /// Begin with the first interval, and not with what was before it
+    #[arg(short = 'y')]
+    pub(crate) omit_first: bool,
     /// Each hardware queue, too: NAME.0, NAME.1, ...
     #[arg(short = 'q', long)]
     pub(crate) queues: bool,

@@ -12,7 +12,7 @@ use crate::signals::Signals;
 use engine::control::{ClientError, ControlClient, ControlError, DeviceStats};
 use engine::rundir::RunDir;
 use layers::Shown;
-use report::{disks, text_report};
+use report::{Form, disks, text_report};
 use serde_json::json;
 use std::collections::HashMap;
 use std::process::ExitCode;
@@ -81,6 +81,7 @@ async fn report(
     let mut before: HashMap<String, DeviceStats> = HashMap::new();
     let mut reports = 0;
     let mut outcome = Ok(ExitCode::SUCCESS);
+    let mut omits = args.omit_first && words.interval.is_some();
     while words.count.is_none_or(|count| reports < count) {
         let next = async {
             ticks.tick().await;
@@ -100,11 +101,12 @@ async fn report(
                 break;
             }
         };
-        if !print(&one_report(args, &before, &now, reports == 0)) {
+        let omitted = std::mem::take(&mut omits);
+        if !omitted && !print(&one_report(args, &before, &now, reports == 0)) {
             break;
         }
         before = now.into_iter().map(|stats| (stats.name.clone(), stats)).collect();
-        reports += 1;
+        reports += u64::from(!omitted);
     }
     match (&args.format, reports) {
         (Some(_), 0) => print(&format!("{}{DOCUMENT_END}", document_start())),
@@ -135,24 +137,30 @@ fn one_report(
     let mut rates = Vec::new();
     let mut nodes = Vec::new();
     let shown = if args.paths { Shown::Paths } else { Shown::Layers };
+    let form = Form { extended: args.extended, megabytes: args.megabytes };
     for stats in now {
         let before = before.get(&stats.name);
-        rates.push(Rates::new(before, stats));
+        let device = Rates::new(before, stats);
+        if args.active && device.is_idle() {
+            continue;
+        }
+        rates.push(device);
         if args.queues {
-            rates.extend(Rates::of_queues(before, stats));
+            let queues = Rates::of_queues(before, stats).into_iter();
+            rates.extend(queues.filter(|queue| !args.active || !queue.is_idle()));
         }
         if args.layers || args.paths {
             nodes.extend(layers::rows(before, stats, shown));
         }
     }
     if !args.output.json && args.format.is_none() {
-        let mut text = text_report(&rates, args.extended);
+        let mut text = text_report(&rates, form);
         if args.layers || args.paths {
             text += &layers::text(&nodes);
         }
         return text;
     }
-    let mut report = json!({ "disk": disks(&rates, args.extended) });
+    let mut report = json!({ "disk": disks(&rates, form) });
     if args.layers || args.paths {
         report["layer"] = layers::json(&nodes);
     }

@@ -73,6 +73,25 @@ const WRITES: [&str; 8] = [
     "zone-finish",
 ];
 
+/// How it is written.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Form {
+    pub(super) extended: bool,
+    /// Else kilobytes; the length of a request is told in those either way.
+    pub(super) megabytes: bool,
+}
+
+impl Form {
+    /// A column's value: what is told in kilobytes else.
+    fn amount(self, name: &str, value: f64) -> f64 {
+        if self.megabytes && name.contains("kB") { value / 1024.0 } else { value }
+    }
+
+    fn name(self, name: &str) -> String {
+        if self.megabytes { name.replace("kB", "MB") } else { name.to_owned() }
+    }
+}
+
 /// What a device did between two looks.
 pub(crate) struct Rates {
     name: String,
@@ -145,6 +164,12 @@ impl Rates {
             }
         };
         now.queues.iter().enumerate().map(of_queue).collect()
+    }
+
+    /// It did nothing, and had nothing to do.
+    pub(super) fn is_idle(&self) -> bool {
+        let kinds = [self.read, self.write, self.discard, self.flush];
+        self.busy_ns == 0 && kinds.iter().all(|kind| kind.ios == 0)
     }
 
     /// What of it there was each second.
@@ -249,35 +274,35 @@ const EXTENDED: [(&str, usize); 22] = [
 ];
 
 /// One report: a header, a line a device, an empty line.
-pub(super) fn text_report(rates: &[Rates], extended: bool) -> String {
+pub(super) fn text_report(rates: &[Rates], form: Form) -> String {
     let mut text = format!("{:<13}", "Device");
     // Writing to a string does not fail.
-    if extended {
+    if form.extended {
         for (name, width) in EXTENDED {
-            let _ = write!(text, "{name:>width$}");
+            let _ = write!(text, "{:>width$}", form.name(name));
         }
     } else {
         let _ = write!(text, "{:>9}", "tps");
         for name in ["kB_read/s", "kB_wrtn/s", "kB_dscd/s"] {
-            let _ = write!(text, "{name:>13}");
+            let _ = write!(text, "{:>13}", form.name(name));
         }
         for name in ["kB_read", "kB_wrtn", "kB_dscd"] {
-            let _ = write!(text, "{name:>11}");
+            let _ = write!(text, "{:>11}", form.name(name));
         }
     }
     text.push('\n');
     for rates in rates {
         let _ = write!(text, "{:<13}", rates.name);
-        if extended {
-            for (value, (_, width)) in rates.extended().into_iter().zip(EXTENDED) {
-                let _ = write!(text, " {value:>0$.2}", width - 1);
+        if form.extended {
+            for (value, (name, width)) in rates.extended().into_iter().zip(EXTENDED) {
+                let _ = write!(text, " {:>1$.2}", form.amount(name, value), width - 1);
             }
         } else {
-            for (i, (_, value)) in rates.plain().into_iter().enumerate() {
-                let _ = write!(text, " {value:>0$.2}", if i == 0 { 8 } else { 12 });
+            for (i, (name, value)) in rates.plain().into_iter().enumerate() {
+                let _ = write!(text, " {:>1$.2}", form.amount(name, value), if i == 0 { 8 } else { 12 });
             }
-            for (_, value) in rates.totals() {
-                let _ = write!(text, " {value:>10}");
+            for (name, value) in rates.totals() {
+                let _ = write!(text, " {:>10}", form.amount(name, value as f64) as u64);
             }
         }
         text.push('\n');
@@ -287,24 +312,24 @@ pub(super) fn text_report(rates: &[Rates], extended: bool) -> String {
 }
 
 /// One report's disks, with the keys of `iostat -o JSON`.
-pub(super) fn disks(rates: &[Rates], extended: bool) -> Value {
-    rates.iter().map(|rates| Value::Object(json_disk(rates, extended))).collect()
+pub(super) fn disks(rates: &[Rates], form: Form) -> Value {
+    rates.iter().map(|rates| Value::Object(json_disk(rates, form))).collect()
 }
 
-fn json_disk(rates: &Rates, extended: bool) -> Map<String, Value> {
+fn json_disk(rates: &Rates, form: Form) -> Map<String, Value> {
     let mut disk = Map::new();
     disk.insert("disk_device".into(), rates.name.clone().into());
     let hundredths = |value: f64| Value::from((value * 100.0).round() / 100.0);
-    if extended {
+    if form.extended {
         for (value, (name, _)) in rates.extended().into_iter().zip(EXTENDED) {
-            disk.insert(name.trim_start_matches('%').to_owned(), hundredths(value));
+            disk.insert(form.name(name.trim_start_matches('%')), hundredths(form.amount(name, value)));
         }
     } else {
         for (name, value) in rates.plain() {
-            disk.insert(name.to_owned(), hundredths(value));
+            disk.insert(form.name(name), hundredths(form.amount(name, value)));
         }
         for (name, value) in rates.totals() {
-            disk.insert(name.to_owned(), value.into());
+            disk.insert(form.name(name), (form.amount(name, value as f64) as u64).into());
         }
     }
     disk
@@ -313,6 +338,8 @@ fn json_disk(rates: &Rates, extended: bool) -> Map<String, Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const EXTENDED_FORM: Form = Form { extended: true, megabytes: false };
 
     fn stats(uptime_s: u64, read: (u64, u64, u64), write: (u64, u64, u64)) -> DeviceStats {
         let operation =
@@ -344,7 +371,7 @@ Device             tps    kB_read/s    kB_wrtn/s    kB_dscd/s    kB_read    kB_w
 disk            105.00       400.00         5.00         0.00        800         10          0
 
 ";
-        assert_eq!(text_report(&[Rates::new(None, &now)], false), expected);
+        assert_eq!(text_report(&[Rates::new(None, &now)], Form::default()), expected);
     }
 
     #[test]
@@ -358,7 +385,25 @@ disk            50.00    200.00     0.00   0.00    0.50     4.00   10.00     10.
 1.00    0.00      0.00     0.00   0.00    0.00     0.00    0.00    0.00    0.03  25.00
 
 ";
-        assert_eq!(text_report(&[Rates::new(Some(&before), &now)], true), expected);
+        assert_eq!(text_report(&[Rates::new(Some(&before), &now)], EXTENDED_FORM), expected);
+    }
+
+    #[test]
+    fn megabytes_are_a_thousand_and_twenty_four_kilobytes_and_an_idle_device_is_known() {
+        let (before, now) = (stats(1, (0, 0, 0), (0, 0, 0)), stats(3, (100, 4 << 20, 0), (0, 0, 0)));
+        let rates = [Rates::new(Some(&before), &now)];
+        let text = text_report(&rates, Form { extended: false, megabytes: true });
+        let words: Vec<&str> = text.split_whitespace().collect();
+        assert_eq!(
+            (words[2], words[5], words[10], words[13]),
+            ("MB_read/s", "MB_read", "2.00", "4"),
+            "{text}"
+        );
+        let extended = disks(&rates, Form { megabytes: true, ..EXTENDED_FORM });
+        assert_eq!((&extended[0]["rMB/s"], &extended[0]["rareq-sz"]), (&2.0.into(), &40.96.into()));
+        assert!(!rates[0].is_idle());
+        let still = DeviceStats { uptime_ns: now.uptime_ns + 1, ..now.clone() };
+        assert!(Rates::new(Some(&now), &still).is_idle());
     }
 
     #[test]
@@ -372,17 +417,17 @@ disk            50.00    200.00     0.00   0.00    0.50     4.00   10.00     10.
     #[test]
     fn nothing_at_all_is_no_division_by_zero() {
         let now = stats(0, (0, 0, 0), (0, 0, 0));
-        let text = text_report(&[Rates::new(None, &now)], true);
+        let text = text_report(&[Rates::new(None, &now)], EXTENDED_FORM);
         assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
-        assert_eq!(text_report(&[], true).lines().count(), 2);
+        assert_eq!(text_report(&[], EXTENDED_FORM).lines().count(), 2);
     }
 
     #[test]
     fn json_has_iostats_keys() {
         let now = stats(2, (200, 819_200, 0), (0, 0, 0));
-        let plain = disks(&[Rates::new(None, &now)], false);
+        let plain = disks(&[Rates::new(None, &now)], Form::default());
         assert_eq!((&plain[0]["tps"], &plain[0]["kB_read"]), (&105.0.into(), &800.into()));
-        let extended = disks(&[Rates::new(None, &now)], true);
+        let extended = disks(&[Rates::new(None, &now)], EXTENDED_FORM);
         assert_eq!((&extended[0]["util"], &extended[0]["rareq-sz"]), (&25.0.into(), &4.0.into()));
     }
 
