@@ -57,7 +57,7 @@ pub(super) struct Model {
     pub(super) help: bool,
     /// Waits for a yes.
     pub(super) asks: Option<PathOrder>,
-    /// The device that is picked out, by name: it keeps when the order changes.
+    /// The device that was picked out, by name: it keeps when the order changes. `None`: nobody has, and it is the first.
     pub(super) selected: Option<String>,
     /// The path of the device on the screen that is picked out.
     pub(super) path: usize,
@@ -152,7 +152,7 @@ impl Model {
         self.sort.order(&mut self.rows, self.reversed);
         let is_there = |name: &String| self.rows.iter().any(|row| row.info.name == *name);
         if !self.selected.as_ref().is_some_and(is_there) {
-            self.selected = self.rows.first().map(|row| row.info.name.clone());
+            self.selected = None;
         }
     }
 
@@ -233,8 +233,11 @@ impl Model {
     }
 
     fn enter(&mut self) {
-        if let (Screen::Devices, Some(name)) = (&self.screen, &self.selected) {
-            self.screen = Screen::Device(name.clone());
+        if let (Screen::Devices, Some(row)) = (&self.screen, self.rows.get(self.selected_at())) {
+            let name = row.info.name.clone();
+            // Whoever comes back finds it picked out.
+            self.selected = Some(name.clone());
+            self.screen = Screen::Device(name);
             (self.path, self.scroll, self.follow) = (0, 0, false);
         }
     }

@@ -226,6 +226,25 @@ fn a_path_is_failed_only_after_a_yes() {
 }
 
 #[test]
+fn until_one_is_picked_out_it_is_the_first_and_help_is_whole() {
+    let mut model = model();
+    for (sort, first) in [(Sort::Name, "disk"), (Sort::Name, "m")] {
+        press(&mut model, &[Action::Sort(sort)]);
+        if first == "m" {
+            press(&mut model, &[Action::ReverseOrReinstate]);
+        }
+        assert_eq!(model.rows[model.selected_at()].info.name, first);
+    }
+    press(&mut model, &[Action::Enter]);
+    assert_eq!(model.screen, Screen::Device("m".into()));
+    press(&mut model, &[Action::Back, Action::ReverseOrReinstate]);
+    assert_eq!(model.rows[model.selected_at()].info.name, "m", "it was picked out by that");
+    press(&mut model, &[Action::Help]);
+    let drawn = screen(&model, 80, 24, PLAIN);
+    assert!(drawn.iter().any(|line| line.trim_end().ends_with("since the start.")), "{}", drawn.join("\n"));
+}
+
+#[test]
 fn sorting_keeps_what_is_picked_out_and_goes_both_ways() {
     let mut model = model();
     let names = |model: &Model| model.rows.iter().map(|row| row.info.name.clone()).collect::<Vec<_>>();

@@ -106,7 +106,7 @@ fn help(theme: Theme) -> Vec<Line<'static>> {
     let row = |(keys, what): &(&'static str, &'static str)| {
         Line::from(vec![Span::styled(format!("{keys:>19}"), theme.key()), Span::raw(format!("  {what}"))])
     };
-    let about = "Rates and latencies are of the last interval; ERRORS counts since a device was added.";
+    let about = "Rates and latencies are of the last interval, errors since the start.";
     HELP.iter().map(row).chain([Line::raw(""), Line::styled(about, theme.quiet())]).collect()
 }
 
