@@ -1,12 +1,13 @@
 //! What a server says of its requests: slow ones, those under way, as text, words, JSON and to a journal.
 
 use blockyard_tests::peer::Peer;
-use blockyard_tests::server::{Sandbox, Server, noise};
-use blockyard_tests::tools::{PATIENCE, until};
+use blockyard_tests::server::{Sandbox, Server, binary, missing_root, noise};
+use blockyard_tests::tools::{PATIENCE, find, run_within, skip, until};
 use proto::nbd::{Command, CommandFlags, Request};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::os::unix::net::UnixDatagram;
+use std::path::Path;
 
 /// The lines of the log that have `message`, once there are some.
 fn lines(server: &Server, message: &str) -> Vec<Value> {
@@ -131,4 +132,78 @@ fn the_log_goes_to_a_journal_that_takes_it_and_to_stderr_else() {
     peer.read(0, 4096).expect("read");
     until(PATIENCE, || server.log().contains("warning: slow request, device disk").then_some(()))
         .expect("on stderr");
+}
+
+/// systemd's own journal, of a machine of its own as far as mounts and processes go. `1` serves with what a service
+/// manager says of its stderr, `2` with what another one's would be. Both are asked for a line.
+/// Copies of mounts on devices and files that somebody serves are let go of: who unmounts those is not to wait for this.
+const JOURNALD: &str = r#"
+while read -r source at kind rest; do
+    case $source:$kind in
+        /dev/loop*|/dev/nbd*|/dev/ublk*|*:fuse*) umount -l "$at" || true ;;
+    esac
+done < /proc/mounts
+mount -t tmpfs none /run && mkdir -p /run/systemd/journal || { echo "skipped: no mounts here"; exit 0; }
+if [ ! -s /etc/machine-id ]; then
+    echo 0123456789abcdef0123456789abcdef > /run/machine-id
+    mount --bind /run/machine-id /etc/machine-id || { echo "skipped: no machine-id"; exit 0; }
+fi
+"$JOURNALD" > /dev/null 2>&1 &
+tries=0
+until [ -S /run/systemd/journal/socket ] && [ -S /run/systemd/journal/stdout ]; do
+    tries=$((tries + 1))
+    [ $tries -lt 200 ] || { echo "skipped: the journal does not come up"; exit 0; }
+    sleep 0.05
+done
+for n in 1 2; do
+    own='$(stat -L -c %d:%i /proc/self/fd/2)'
+    [ $n = 1 ] || own=1:2
+    systemd-cat sh -c "JOURNAL_STREAM=$own exec '$BLOCKYARD' serve null:1M --name d$n --nbd 'unix:$PWD/d$n.sock'" &
+    eval server$n=$!
+    until "$BLOCKYARD" show d$n > /dev/null 2>&1; do sleep 0.05; done
+    eval kill -USR1 \$server$n
+done
+until [ "$(journalctl -q --no-pager -o json | grep -c 'requests in flight')" = 2 ]; do sleep 0.05; done
+journalctl -q --no-pager -o json | grep 'requests in flight'
+kill $server1 $server2
+wait $server1 $server2
+"#;
+
+#[test]
+fn a_stderr_that_is_the_journals_is_found_by_itself() {
+    let places = ["/usr/lib/systemd/systemd-journald", "/lib/systemd/systemd-journald"];
+    let Some(journald) = places.into_iter().find(|place| Path::new(place).exists()) else {
+        return skip("there is no systemd-journald here");
+    };
+    if let Some(tool) = ["systemd-cat", "journalctl", "unshare"].into_iter().find(|tool| find(tool).is_none())
+    {
+        return skip(format!("{tool} is missing"));
+    }
+    if missing_root() {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let mut machine =
+        sandbox.tool(&["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+    machine.args(["sh", "-euc", JOURNALD]).current_dir(sandbox.path(""));
+    machine.env("JOURNALD", journald).env("BLOCKYARD", binary());
+    let outcome = run_within(&mut machine, 4 * PATIENCE);
+    let told = outcome.ok();
+    if let Some(why) = told.strip_prefix("skipped: ") {
+        return skip(why.trim_end());
+    }
+    let entries: Vec<Value> =
+        told.lines().map(|line| serde_json::from_str(line).expect("an entry is JSON")).collect();
+    let of = |transport: &str| {
+        let mut found = entries.iter().filter(|entry| entry["_TRANSPORT"] == transport);
+        (found.next().unwrap_or_else(|| panic!("nothing by {transport}: {told}")), found.count())
+    };
+    // With every field by itself, as the journal takes it.
+    let (native, more) = of("journal");
+    assert_eq!((&native["SYSLOG_IDENTIFIER"], more), (&"blockyard".into(), 0), "{told}");
+    assert_eq!((&native["BLOCKYARD_REQUESTS"], &native["PRIORITY"]), (&"0".into(), &"6".into()), "{told}");
+    // A stderr that is not what it was told to be gets text.
+    let (text, more) = of("stdout");
+    assert!(text["MESSAGE"].as_str().is_some_and(|line| line.starts_with("blockyard: ")), "{told}");
+    assert_eq!(more, 0);
 }
