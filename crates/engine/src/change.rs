@@ -86,13 +86,15 @@ pub enum ChangeError {
     #[error("{0}")]
     BadBlocks(#[from] backends::ParseBadError),
     /// It has no file to read and write otherwise.
-    #[error("it is {0}, and only a device on files can be changed so")]
+    #[error("it is {0}, and only a device on raw files can be changed so")]
     NoFile(String),
     /// It stands on several files, of which none is meant.
     #[error("it stands on {0} files, and only a device on one file can have another in its place")]
     ManyFiles(usize),
     /// It has the size it was made with.
-    #[error("it is {0}, which keeps the size it was made with (serve it anew with another)")]
+    #[error(
+        "it is {0}, which keeps the size it was made with (serve it anew with another; an image, after qemu-img resize)"
+    )]
     KeepsSize(String),
     /// An overlay's tables are as long as its device needs them.
     #[error(
@@ -196,7 +198,14 @@ impl Host {
                     return Err(ChangeError::ManyFiles(files).into());
                 }
                 let file = Box::new(move |file: &Arc<backends::File>| file.replaced(path.clone()));
-                self.remake(device, Remake { file, tables: Tables::Others }).await
+                self.remake(device, Remake { file, tables: Tables::Others }).await?;
+                // Whatever stands on it holds something else, too.
+                for above in self.tower(device) {
+                    for export in self.exports_of(&above) {
+                        export.replaced().await?;
+                    }
+                }
+                Ok(())
             }
             Change::BadBlocks(change) => {
                 let form = device.form();

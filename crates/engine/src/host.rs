@@ -154,6 +154,11 @@ pub(crate) trait Export: Send + Sync {
         Box::pin(async { Ok(()) })
     }
 
+    /// All that the device holds is something else from now on: what the kernel has cached of it is to go.
+    fn replaced(&self) -> BoxFuture<'_, Result<(), HostError>> {
+        Box::pin(async { Ok(()) })
+    }
+
     /// The device is called something else from now on: what bears its name in the run directory follows.
     fn renamed(&self, run: &RunDir, from: &str, to: &str) -> Result<(), HostError> {
         let _ = (run, from, to);

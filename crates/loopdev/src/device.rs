@@ -265,6 +265,15 @@ pub fn set_capacity(number: u32) -> Result<(), LoopError> {
     sys::call(device.as_fd(), sys::LOOP_SET_CAPACITY, 0).map(drop).map_err(failed)
 }
 
+/// Drop what the kernel has cached of a block device of any driver, writing first what is not written.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn flush_cache(node: &Path) -> io::Result<()> {
+    let device = open(node, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    sys::call(device.as_fd(), sys::BLKFLSBUF, 0).map(drop)
+}
+
 /// Have the driver forget a device that is free, and its node with it.
 ///
 /// # Errors

@@ -13,7 +13,8 @@ mod sys;
 mod users;
 
 pub use device::{
-    Bound, LoopError, Request, attach, backing_file, bound_to, detach, is_available, remove, set_capacity,
+    Bound, LoopError, Request, attach, backing_file, bound_to, detach, flush_cache, is_available, remove,
+    set_capacity,
 };
 pub use users::{User, is_used, users};
 

@@ -15,7 +15,7 @@ const LOOP_CONFIGURE: libc::c_ulong = 0x4C0A;
 pub(crate) const LOOP_CTL_ADD: libc::c_ulong = 0x4C80;
 pub(crate) const LOOP_CTL_REMOVE: libc::c_ulong = 0x4C81;
 pub(crate) const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
-/// `_IO(0x12, 97)`: write what the kernel caches of a block device.
+/// `_IO(0x12, 97)`: write what the kernel caches of a block device, and drop it.
 pub(crate) const BLKFLSBUF: libc::c_ulong = 0x1261;
 
 pub(crate) const LO_FLAGS_READ_ONLY: u32 = 1;

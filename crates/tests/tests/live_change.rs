@@ -1,6 +1,7 @@
 //! Devices changed while they are served: nothing is lost, nothing reordered across a flush, and a change
 //! that fails leaves everything as it was.
 
+use blockyard_tests::disk::{Loop, missing_loop};
 use blockyard_tests::on_both_engines;
 use blockyard_tests::peer::Peer;
 use blockyard_tests::server::{Engine, Sandbox, missing_root, noise};
@@ -175,6 +176,23 @@ fn loop_change_fd_another_file_of_the_same_size_takes_the_place_of_a_read_only_o
 }
 
 #[test]
+fn loop_change_fd_shows_the_other_file_to_who_has_the_loop_device_open() {
+    if missing_loop() {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let (one, two) = (sandbox.noise("one.img", 1 << 20), sandbox.path("two.img"));
+    let other = noise(78, 1 << 20);
+    fs::write(&two, &other).unwrap();
+    let disk = Loop::serve(&sandbox, "disk", &format!("file:{},ro", one.display()), &[]);
+    // While it is open the kernel keeps what was read of it.
+    let _held = fs::File::open(&disk.device).unwrap();
+    assert!(fs::read(&disk.device).unwrap() == fs::read(&one).unwrap());
+    sandbox.run(&["set", "disk", "file=two.img"]).ok();
+    assert!(fs::read(&disk.device).unwrap() == other, "what was cached of the first file is still read");
+}
+
+#[test]
 fn a_change_that_cannot_be_says_why_and_changes_nothing() {
     let sandbox = Sandbox::default();
     let image = sandbox.image("disk.img", MIB);
@@ -196,8 +214,11 @@ fn a_change_that_cannot_be_says_why_and_changes_nothing() {
     drop(server);
     let server = sandbox.serve("ram:1M", &[]);
     for (words, expected) in [
-        (&["set", "disk", "direct=on"][..], "it is ram:1M, and only a device on files can be changed so"),
-        (&["set", "disk", "file=other.img"], "it is ram:1M, and only a device on files can be changed so"),
+        (&["set", "disk", "direct=on"][..], "it is ram:1M, and only a device on raw files can be changed so"),
+        (
+            &["set", "disk", "file=other.img"],
+            "it is ram:1M, and only a device on raw files can be changed so",
+        ),
         (&["resize", "disk"], "it is ram:1M, which keeps the size it was made with"),
         (&["resize", "disk", "2M"], "it is ram:1M, which keeps the size it was made with"),
     ] {

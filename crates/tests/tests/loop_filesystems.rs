@@ -22,11 +22,10 @@ fn tree() -> PathBuf {
 
 /// A real tree in, out again, and unchanged after the file system was mounted anew; then it has no errors.
 #[track_caller]
-fn proves_itself(disk: &Loop<'_>, kind: &str) {
+fn proves_itself(disk: &Loop<'_>, kind: &str, tree: &Path) {
     disk.format(kind);
     let mount = disk.mount(kind);
-    let tree = tree();
-    let copy = |mount: &Mount, script: &str| shell(script, &[("M", mount.path()), ("T", &tree)]).ok();
+    let copy = |mount: &Mount, script: &str| shell(script, &[("M", mount.path()), ("T", tree)]).ok();
     copy(&mount, "cp -a \"$T\" \"$M/tree\"; sync -f \"$M\"; diff -r \"$T\" \"$M/tree\"");
     // Many small files come and go, and one large one with holes.
     copy(
@@ -68,7 +67,7 @@ fn on_every_backend(kind: &str) {
     for (stack, more) in stacks {
         let start = Instant::now();
         let mut disk = Loop::serve(&sandbox, "disk", stack, more);
-        proves_itself(&disk, kind);
+        proves_itself(&disk, kind, &tree());
         disk.server.terminate();
         println!("{kind} on {stack}: {:?}", start.elapsed());
     }
@@ -87,6 +86,35 @@ fn xfs_on_every_backend() {
 #[test]
 fn btrfs_on_every_backend() {
     on_every_backend("btrfs");
+}
+
+#[test]
+fn ext4_on_an_overlay_an_image_and_the_export_of_another_server() {
+    if missing_loop() || missing_file_system("ext4") {
+        return;
+    }
+    const LEN: u64 = 96 * MIB;
+    let sandbox = Sandbox::default();
+    let base = sandbox.image("base", LEN);
+    let overlay = format!("cow,file={},create", sandbox.path("overlay").display());
+    let below = sandbox.serve(&format!("ram:{LEN}"), &["--name", "below"]);
+    let mut stacks = vec![
+        ("file:base,ro".to_owned(), vec!["--layer", &overlay]),
+        (format!("nbd:{}", below.uri()), Vec::new()),
+    ];
+    if !missing(&["qemu-img"]) {
+        let words = ["qemu-img", "create", "-q", "-f", "qcow2", "image.qcow2", &LEN.to_string()];
+        run(&mut sandbox.tool(&words)).ok();
+        stacks.push(("file:image.qcow2".to_owned(), Vec::new()));
+    }
+    for (stack, more) in stacks {
+        let start = Instant::now();
+        let mut disk = Loop::serve(&sandbox, "disk", &stack, &more);
+        proves_itself(&disk, "ext4", Path::new(env!("CARGO_MANIFEST_DIR")));
+        disk.server.terminate();
+        println!("ext4 on {stack}: {:?}", start.elapsed());
+    }
+    assert_eq!(std::fs::metadata(&base).expect("the base").blocks(), 0, "an overlay's origin is only read");
 }
 
 #[test]
@@ -162,7 +190,7 @@ fn a_loop_device_on_a_loop_device() {
     // Over the device itself, and over a file on a file system on it.
     let stack = format!("file:{}", lower.path());
     let mut upper = Loop::serve(&sandbox, "upper", &stack, &[]);
-    proves_itself(&upper, "xfs");
+    proves_itself(&upper, "xfs", &tree());
     upper.server.terminate();
     drop(upper);
     lower.format("ext4");
@@ -170,7 +198,7 @@ fn a_loop_device_on_a_loop_device() {
     let inner = mount.path().join("inner");
     File::create(&inner).and_then(|file| file.set_len(SIZE)).expect("an image on it");
     let mut upper = Loop::serve(&sandbox, "upper", &format!("file:{}", inner.display()), &[]);
-    proves_itself(&upper, "xfs");
+    proves_itself(&upper, "xfs", &tree());
     upper.server.terminate();
     drop(upper);
     mount.unmount();

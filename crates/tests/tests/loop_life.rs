@@ -318,16 +318,19 @@ fn what_a_killed_server_mounted_is_taken_away_by_del_and_by_add() {
     }
     let sandbox = Sandbox::default();
     let path = sandbox.path("disk.raw");
+    // A file that nobody serves is found by its device's name, by whoever takes away a device of that name: so by other
+    // tests, too, if it were one of theirs.
+    let name = "killed-below-a-file";
     for _ in 0..2 {
-        let words = ["serve", "ram:1M", "--name", "disk", "--fuse", &path.to_string_lossy()];
+        let words = ["serve", "ram:1M", "--name", name, "--fuse", &path.to_string_lossy()];
         let mut server = sandbox.start(&mut sandbox.blockyard(&words), 1);
         assert_eq!(std::fs::metadata(&path).expect("it answers").len(), MIB);
         server.kill();
         assert!(File::open(&path).is_err());
     }
-    sandbox.run(&["del", "disk"]).ok();
+    sandbox.run(&["del", name]).ok();
     assert_eq!(left_behind(&sandbox), Vec::<String>::new());
-    sandbox.run(&["del", "disk"]).failed_with(1);
+    sandbox.run(&["del", name]).failed_with(1);
 }
 
 #[test]

@@ -400,6 +400,8 @@ fn loop_14_autoclear_takes_a_loop_device_away_after_its_last_user() {
     assert!(!sandbox.run(&["list"]).ok().is_empty(), "it is in use");
     drop(held);
     until(PATIENCE, || sandbox.run(&["list"]).ok().is_empty().then_some(())).expect("it goes by itself");
+    // It is not listed any more while it still goes.
+    assert_eq!(sandbox.left_behind(), Vec::<String>::new());
 }
 
 #[test]

@@ -273,6 +273,10 @@ impl Export for FuseExport {
 
     fn resized(&self, size: Bytes) -> BoxFuture<'_, Result<(), HostError>> {
         self.shared.resized(size.0);
+        self.replaced()
+    }
+
+    fn replaced(&self) -> BoxFuture<'_, Result<(), HostError>> {
         if let Some(device) = self.device.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
             let mut message = [0; proto::fuse::REPLY_LEN_MAX];
             let len = proto::fuse::put_inval_inode(&mut message);

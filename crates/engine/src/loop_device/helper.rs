@@ -19,6 +19,8 @@ pub(super) enum Task {
     Detach { number: u32, file: PathBuf, force: bool },
     /// Take the file's size anew.
     SetCapacity(u32),
+    /// Drop what the kernel has cached of this node.
+    FlushCache(PathBuf),
 }
 
 impl Task {
@@ -39,6 +41,7 @@ impl Task {
                 force.to_string().into(),
             ],
             Task::SetCapacity(number) => vec!["set-capacity".into(), number.to_string().into()],
+            Task::FlushCache(node) => vec!["flush-cache".into(), node.clone().into_os_string()],
         }
     }
 }
@@ -116,6 +119,15 @@ pub fn run_helper(words: &[String]) -> Result<String, Refusal> {
             loopdev::set_capacity(number(which)?)?;
             Ok(String::new())
         }
+        ["flush-cache", node] => match loopdev::flush_cache(node.as_ref()) {
+            Ok(()) => Ok(String::new()),
+            Err(why) => Err(Refusal {
+                why: format!(
+                    "{node}: what the kernel has cached of it cannot be dropped: {why} (attach it anew)"
+                ),
+                status: 1,
+            }),
+        },
         _ => Err(Refusal {
             why: "this is how the program starts itself, and nothing to type".to_owned(),
             status: 2,

@@ -18,7 +18,7 @@ use crate::fuse::{FuseError, FuseExport};
 use crate::host::{Export, Host, HostError};
 use crate::spec::{Bytes, FuseSpec, LoopSpec};
 use helper::Task;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -43,6 +43,12 @@ pub enum LoopError {
 /// Whether this process may make loop devices over files of its own.
 pub fn loop_available() -> bool {
     rustix::process::geteuid().is_root() && Path::new(fuse::DEVICE).exists() && loopdev::is_available()
+}
+
+/// Have the kernel drop what it has cached of a block device that is ours to serve: what lies there is something else now.
+pub(crate) async fn flush_cache(node: PathBuf) -> Result<(), LoopError> {
+    let asked = tokio::task::spawn_blocking(move || helper::ask(&Task::FlushCache(node))).await;
+    asked.map_err(|why| LoopError::Helper(why.to_string()))?.map(drop)
 }
 
 /// A device that is shown as a loop device.
@@ -131,6 +137,13 @@ impl Export for LoopExport {
             let asked = tokio::task::spawn_blocking(move || helper::ask(&Task::SetCapacity(number))).await;
             asked.map_err(|why| LoopError::Helper(why.to_string()))??;
             Ok(())
+        })
+    }
+
+    fn replaced(&self) -> BoxFuture<'_, Result<(), HostError>> {
+        Box::pin(async move {
+            self.file.replaced().await?;
+            Ok(flush_cache(self.address().into()).await?)
         })
     }
 }

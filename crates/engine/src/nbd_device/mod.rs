@@ -23,6 +23,7 @@ mod tests;
 use crate::control::{BoxFuture, ExportInfo};
 use crate::device::Device;
 use crate::host::{Export, Host, HostError};
+use crate::loop_device::flush_cache;
 use crate::nbd::{adoption, info_of};
 use crate::spec::{Bytes, NbdDeviceSpec, format_time};
 use driver::{Connect, Driver, Facts, Kernel, Reconfigure};
@@ -558,5 +559,9 @@ impl Export for NbdDevice {
 
     fn resized(&self, size: Bytes) -> BoxFuture<'_, Result<(), HostError>> {
         Box::pin(async move { self.0.tell_size(size.0).await.map_err(HostError::from) })
+    }
+
+    fn replaced(&self) -> BoxFuture<'_, Result<(), HostError>> {
+        Box::pin(async move { Ok(flush_cache(self.0.path().into()).await?) })
     }
 }

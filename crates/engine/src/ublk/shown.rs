@@ -4,6 +4,7 @@ use super::{QUIESCING, UblkError, UblkExport, blocking, users_of};
 use crate::control::{BoxFuture, ExportInfo};
 use crate::device::Device;
 use crate::host::{Export, HostError};
+use crate::loop_device::flush_cache;
 use crate::rundir::RunDir;
 use crate::spec::{Recovery, TableSpec};
 use ::ublk::Features;
@@ -66,6 +67,10 @@ impl Export for Shown {
             lanes.iter().for_each(|lane| lane.size.store(size.0, Relaxed));
             Ok(())
         })
+    }
+
+    fn replaced(&self) -> BoxFuture<'_, Result<(), HostError>> {
+        Box::pin(async move { Ok(flush_cache(self.0.path().into()).await?) })
     }
 
     fn leave(&self) -> BoxFuture<'_, Result<(), HostError>> {
