@@ -25,7 +25,7 @@ fn a_signal_drains_flushes_and_ends_with_0() {
 fn a_second_signal_ends_it_at_once() {
     let sandbox = Sandbox::new();
     // A request that never ends holds up the drain.
-    let server = sandbox.serve(&["serve", "null:1M,irqmode=timer,completion=60s"], 1);
+    let server = sandbox.serve(&["serve", "null:1M,irqmode=timer,completion=1000s"], 1);
     let socket = sandbox.run("null.sock");
     let client = std::thread::spawn(move || {
         // The connection breaks before there is a reply.

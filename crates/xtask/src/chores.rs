@@ -158,7 +158,8 @@ pub fn test(root: &Path, full: bool) -> bool {
     let release =
         ["cargo", "build", "--locked", "--release", "--package", "blockyard", "--package", "blockyard-bench"];
     let tests = ["cargo", "test", "--locked", "--workspace", "--no-fail-fast"];
-    let fresh = ["cargo", "test", "--locked", "--package", "blockyard-tests", "--test", "simulation"];
+    // As a part of the workspace: by itself its dependencies would have other features, and be compiled once more.
+    let fresh = ["cargo", "test", "--locked", "--workspace", "--test", "simulation"];
     let fresh = [&fresh[..], &["--", "--nocapture", "fresh_seeds_keep_their_promises"]].concat();
     let binary = match root.canonicalize() {
         Ok(root) => root.join("target/release/blockyard").to_string_lossy().into_owned(),
@@ -291,6 +292,11 @@ pub fn soak(root: &Path, arguments: &[String]) -> bool {
         return soak_multipath(root);
     }
     if let [word, rest @ ..] = arguments
+        && word == "flakes"
+    {
+        return crate::flakes::soak(root, rest);
+    }
+    if let [word, rest @ ..] = arguments
         && word == "loop"
     {
         return soak_loop(root, rest.first().map_or("60", String::as_str));
@@ -301,7 +307,9 @@ pub fn soak(root: &Path, arguments: &[String]) -> bool {
         _ => None,
     };
     let Some(minutes) = minutes else {
-        eprintln!("soak: usage: ./x soak [MINUTES | ublk | multipath | loop [MINUTES]]");
+        eprintln!(
+            "soak: usage: ./x soak [MINUTES | ublk | multipath | loop [MINUTES] | flakes [MINUTES] [PROGRAM...]]"
+        );
         return false;
     };
     let mut chore = Chore::begin(root);

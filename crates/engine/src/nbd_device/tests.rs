@@ -34,7 +34,7 @@ async fn export(
 
 /// Wait for what other threads do; a test that waits in vain fails by its assertions.
 async fn until(mut holds: impl FnMut() -> bool) {
-    for _ in 0..400 {
+    for _ in 0..12_000 {
         if holds() {
             return;
         }

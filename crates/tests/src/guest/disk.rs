@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// For whatever one tool does with one small device. Emulated processors are slow.
-const PATIENCE: Duration = Duration::from_secs(45);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Where images lie: a file system that has a device under it, as people's do. What is in memory is served otherwise.
 pub const FOLDER: &str = "/var/disk";
@@ -38,7 +38,7 @@ impl Disk {
     #[track_caller]
     pub fn at(node: impl Into<PathBuf>) -> Disk {
         let disk = Disk { node: node.into() };
-        let found = until(Duration::from_secs(10), || disk.node.exists().then_some(()));
+        let found = until(PATIENCE, || disk.node.exists().then_some(()));
         assert!(found.is_some(), "{}: no such device", disk.node.display());
         disk
     }

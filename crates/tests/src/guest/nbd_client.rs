@@ -3,8 +3,7 @@
 use super::disk::{Disk, module, tool};
 use super::{Done, Test, test};
 use crate::server::{Sandbox, Server};
-use crate::tools::until;
-use std::time::Duration;
+use crate::tools::{PATIENCE, until};
 
 /// The rows of this module.
 pub const TESTS: &[Test] = &[
@@ -37,7 +36,7 @@ impl Attached {
         let socket = socket.to_str().expect("a plain path");
         tool(&[&["nbd-client", "-unix", socket, "/dev/nbd0", "-N", "disk"], more].concat()).ok();
         let disk = Disk::at("/dev/nbd0");
-        until(Duration::from_secs(10), || (!disk.is_empty()).then_some(())).expect("it gets a size");
+        until(PATIENCE, || (!disk.is_empty()).then_some(())).expect("it gets a size");
         Attached { disk }
     }
 }
@@ -48,7 +47,7 @@ impl Drop for Attached {
         if !std::thread::panicking() {
             outcome.ok();
             let pid = std::path::Path::new("/sys/block/nbd0/pid");
-            until(Duration::from_secs(10), || (!pid.exists()).then_some(())).expect("it disconnects");
+            until(PATIENCE, || (!pid.exists()).then_some(())).expect("it disconnects");
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::disk::{Disk, module, tool};
 use super::{Done, Test, soak, test};
 use crate::server::{Sandbox, Server, noise};
-use crate::tools::{until, wait_within};
+use crate::tools::{PATIENCE, until, wait_within};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -82,7 +82,7 @@ fn kill_under(seconds: u64, times: u32) -> Done {
         server = serve(&sandbox, &stack, &attach);
         assert_eq!(self::disk(&server), disk, "the successor has the same device");
     }
-    let status = wait_within(&mut fio, Duration::from_secs(seconds + 30)).expect("fio ends");
+    let status = wait_within(&mut fio, Duration::from_secs(seconds) + PATIENCE).expect("fio ends");
     assert!(status.success(), "fio: {status}");
     disk.verify(&["--size=4M"]);
     del(&sandbox).ok();
@@ -135,8 +135,8 @@ fn dead() -> Done {
     let stack = image(&sandbox, 8 << 20);
     let mut server = serve(&sandbox, &stack, &["--nbd-device=,timeout=1s,dead_conn_timeout=2s"]);
     let disk = disk(&server);
-    server.kill();
     let start = Instant::now();
+    server.kill();
     let read =
         tool(&["dd", &format!("if={}", disk.path()), "of=/dev/null", "bs=4k", "count=1", "iflag=direct"]);
     assert!(read.stderr.contains("Input/output error"), "{read}");
@@ -167,7 +167,7 @@ fn resize() -> Done {
 
 fn gone(disk: &Disk) -> bool {
     let pid = format!("/sys/block/{}/pid", disk.name());
-    until(Duration::from_secs(5), || (!Path::new(&pid).exists()).then_some(())).is_some()
+    until(PATIENCE, || (!Path::new(&pid).exists()).then_some(())).is_some()
 }
 
 fn del_mounted() -> Done {

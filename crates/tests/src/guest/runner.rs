@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 const SKIPPED: u8 = 77;
 /// Before the reason, in the child's output.
 const REASON: &str = "skipped: ";
-/// When a test is given up. Emulated processors are slow; a minute and a half is a hang.
-const LIMIT: Duration = Duration::from_secs(90);
+/// When a test is given up. Emulated processors are slow, and who emulates them may be busy; four minutes are a hang.
+const LIMIT: Duration = Duration::from_secs(240);
 /// The same for long runs.
 const LIMIT_SOAK: Duration = Duration::from_secs(3600);
 
@@ -211,7 +211,7 @@ fn ours() -> Vec<(u32, String)> {
 /// Removes what a test left, and names it.
 fn sweep() -> Vec<String> {
     // Whoever was told to end may be about to.
-    let _ = until(Duration::from_secs(5), || ours().is_empty().then_some(()));
+    let _ = until(Duration::from_secs(30), || ours().is_empty().then_some(()));
     let mut left = Vec::new();
     for (pid, name) in ours() {
         left.push(format!("process {pid} ({name})"));

@@ -7,6 +7,7 @@
 //! *Invariant:* a block belongs to one thread, so its versions are written in order.
 
 use super::disk::Disk;
+use crate::tools::{PATIENCE, until};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
@@ -116,12 +117,11 @@ impl Writer {
     /// Waits until this many more writes were acknowledged.
     ///
     /// # Panics
-    /// If that takes half a minute.
+    /// If that takes minutes.
     #[track_caller]
     pub fn progress(&self, more: u64) {
         let goal = self.acknowledged() + more;
-        let done =
-            crate::tools::until(Duration::from_secs(30), || (self.acknowledged() >= goal).then_some(()));
+        let done = until(PATIENCE, || (self.acknowledged() >= goal).then_some(()));
         assert!(done.is_some(), "{} of {goal} writes were acknowledged: it hangs", self.acknowledged());
     }
 
@@ -134,7 +134,7 @@ impl Writer {
         self.stop.store(true, Relaxed);
         let mut ledger = Ledger::default();
         for thread in self.threads {
-            let ended = crate::tools::until(Duration::from_secs(30), || thread.is_finished().then_some(()));
+            let ended = until(PATIENCE, || thread.is_finished().then_some(()));
             assert!(ended.is_some(), "a write does not end");
             let part = thread.join().expect("the writer does not panic");
             ledger.promises.extend(part.promises);

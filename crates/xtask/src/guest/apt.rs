@@ -136,6 +136,7 @@ impl Apt {
             format!("Dir::Cache={folder}/cache"),
             "Debug::NoLocking=true".into(),
             "Acquire::Languages=none".into(),
+            "Acquire::Retries=5".into(),
             "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false".into(),
             // The unprivileged user that apt downloads as cannot write to a folder below a private home.
             "APT::Sandbox::User=".into(),

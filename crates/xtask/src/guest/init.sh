@@ -18,7 +18,7 @@ ln -sf /proc/self/fd /dev/fd
 ifconfig lo 127.0.0.1 up 2>/dev/null
 # Warnings of the kernel count, so they must reach the console; what it says while it starts need not.
 dmesg -n 5
-echo 30 >/proc/sys/kernel/hung_task_timeout_secs 2>/dev/null
+echo 100 >/proc/sys/kernel/hung_task_timeout_secs 2>/dev/null
 echo -1 >/proc/sys/kernel/hung_task_warnings 2>/dev/null
 # Shortly before the job is given up, the kernel tells what every blocked task waits for.
 (sleep $((GUEST_SECONDS > 16 ? GUEST_SECONDS - 8 : GUEST_SECONDS / 2)); dmesg -n 8; echo w >/proc/sysrq-trigger) &

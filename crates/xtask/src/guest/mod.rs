@@ -199,7 +199,8 @@ fn product(root: &Path) -> Result<PathBuf, String> {
 
 /// The program that holds the tests.
 fn suite(root: &Path) -> Result<PathBuf, String> {
-    build(root, &["--package", "blockyard-tests", "--bin", "guest"])?;
+    // As a part of the workspace: by itself its dependencies would have other features, and be compiled once more.
+    build(root, &["--workspace", "--bin", "guest"])?;
     Ok(target(root).join("debug/guest"))
 }
 

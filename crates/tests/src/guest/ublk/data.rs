@@ -249,11 +249,17 @@ fn per_io_daemon() -> Done {
         tasks.filter_map(|task| Some((task.file_name(), ticks(task.path())?))).collect::<BTreeMap<_, _>>()
     };
     let before = threads();
-    ublk.disk
-        .load(&["--rw=randread", "--size=24M", "--cpus_allowed=0", "--iodepth=16", "--norandommap"])
-        .ok();
-    let busy =
-        threads().iter().filter(|(name, time)| before.get(*name).is_some_and(|old| *time > old)).count();
+    let load = ["--rw=randread", "--size=24M", "--cpus_allowed=0", "--iodepth=16", "--norandommap"];
+    let mut busy = 0;
+    // Whoever is quick may need more of it for a tick.
+    for _ in 0..5 {
+        ublk.disk.load(&load).ok();
+        busy =
+            threads().iter().filter(|(name, time)| before.get(*name).is_some_and(|old| *time > old)).count();
+        if busy >= 3 {
+            break;
+        }
+    }
     assert!(busy >= 3, "{busy} threads worked");
     ublk.end();
     Ok(())

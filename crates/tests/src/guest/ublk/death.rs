@@ -7,7 +7,7 @@ use crate::guest::disk::{Disk, tool};
 use crate::guest::writer::Writer;
 use crate::guest::{Done, Skip, Test, soak, test};
 use crate::server::{is_alive, signal};
-use crate::tools::{run, until};
+use crate::tools::{PATIENCE, run, until};
 use exports::ublk::DataMode;
 use rustix::process::Signal;
 use std::time::Duration;
@@ -140,7 +140,7 @@ impl Ublk {
             self.server.kill();
         } else {
             signal(pid, Signal::KILL);
-            until(Duration::from_secs(10), || (!is_alive(pid)).then_some(())).expect("it was killed");
+            until(PATIENCE, || (!is_alive(pid)).then_some(())).expect("it was killed");
         }
     }
 
@@ -284,7 +284,7 @@ fn kill_under_fio() -> Done {
         ublk.await_state(State::Quiesced);
         ublk.recover();
     }
-    let status = crate::tools::wait_within(&mut fio, Duration::from_secs(45)).expect("fio ends");
+    let status = crate::tools::wait_within(&mut fio, PATIENCE).expect("fio ends");
     assert!(status.success(), "{status}");
     ublk.delete();
     Ok(())
@@ -390,7 +390,7 @@ fn supervised() -> Done {
         writer.progress(40);
         let pid = ublk.pid();
         signal(pid, Signal::KILL);
-        let back = until(Duration::from_secs(20), || {
+        let back = until(PATIENCE, || {
             let info = ublk.info();
             (info.state() == Some(State::Live) && info.ublksrv_pid as u32 != pid).then_some(())
         });

@@ -4,7 +4,7 @@ use super::{Ublk, driver, needs, offered, serve};
 use crate::guest::disk::{Disk, tool};
 use crate::guest::{Done, Skip, Test, test};
 use crate::server::Sandbox;
-use crate::tools::{run_within, until, wait_within};
+use crate::tools::{PATIENCE, run_within, until, wait_within};
 use exports::ublk::DataMode;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -104,13 +104,13 @@ pub(super) fn delete_under_load(options: &str, features: Features) -> Done {
             .spawn()
             .expect("fio");
         let writes = || ublk.disk.attribute("stat").split_whitespace().nth(4).map(str::to_owned);
-        let begun = until(Duration::from_secs(20), || (writes()? != "0").then_some(()));
+        let begun = until(PATIENCE, || (writes()? != "0").then_some(()));
         assert!(begun.is_some(), "fio does not begin");
         std::thread::sleep(Duration::from_millis(300));
         ublk.command(&["del", "disk", "--force"]).ok();
         assert!(ublk.server.wait().success(), "the server did not end well");
         // It fails, as it must; but it ends.
-        assert!(wait_within(&mut fio, Duration::from_secs(20)).is_some(), "fio hangs");
+        assert!(wait_within(&mut fio, PATIENCE).is_some(), "fio hangs");
         ublk.await_gone();
         ublk.server = serve(&ublk.sandbox, "file:{image}", options, &[]);
         ublk.disk = Disk::at(ublk.server.uri());
@@ -146,7 +146,7 @@ fn safe_stop() -> Done {
     disk.load(&["--rw=randread", "--size=1M"]).ok();
     sandbox.run(&["del", "disk", "--force"]).ok();
     drop(held);
-    let gone = until(Duration::from_secs(10), || (!disk.node.exists()).then_some(()));
+    let gone = until(PATIENCE, || (!disk.node.exists()).then_some(()));
     assert!(gone.is_some(), "{} is still there", disk.path());
     Ok(())
 }
@@ -177,10 +177,9 @@ fn stuck_server() -> Done {
     let mut fio = ublk.disk.fio(&["--rw=randread", "--size=1M"]).spawn().expect("fio");
     std::thread::sleep(Duration::from_millis(1500));
     ublk.server.kill();
-    let begun = Instant::now();
-    let status = wait_within(&mut fio, Duration::from_secs(20)).expect("its requests end");
+    // Ten minutes are what they would take with their server.
+    let status = wait_within(&mut fio, PATIENCE).expect("its requests end");
     assert!(!status.success(), "the requests cannot have succeeded");
-    assert!(begun.elapsed() < Duration::from_secs(10), "it took {:?}", begun.elapsed());
     ublk.command(&["del", "disk", "--force"]).ok();
     ublk.await_gone();
     Ok(())
@@ -194,7 +193,7 @@ fn stuck_scan() -> Done {
     let begun = Instant::now();
     ublk.server.kill();
     let number = ublk.number();
-    let dead = until(Duration::from_secs(10), || match ublk.driver.info(number) {
+    let dead = until(PATIENCE, || match ublk.driver.info(number) {
         Ok(info) => (info.state() == Some(State::Dead)).then_some(()),
         Err(_) => Some(()),
     });
@@ -250,8 +249,7 @@ fn no_driver() -> Done {
         return Err(Skip("the driver is built in".into()));
     }
     let sandbox = Sandbox::default();
-    let said = run_within(&mut sandbox.blockyard(&["serve", "null:1G", "--ublk"]), Duration::from_secs(20))
-        .failed_with(1);
+    let said = run_within(&mut sandbox.blockyard(&["serve", "null:1G", "--ublk"]), PATIENCE).failed_with(1);
     driver()?;
     assert!(said.contains("modprobe ublk_drv"), "{said}");
     Ok(())
@@ -275,7 +273,7 @@ fn no_permission() -> Done {
     let mut command = sandbox.command("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(crate::server::binary());
     command.args(["serve", "null:64M", "--ublk"]).env("BLOCKYARD_RUN", &nobody);
-    let said = run_within(&mut command, Duration::from_secs(20)).failed_with(1);
+    let said = run_within(&mut command, PATIENCE).failed_with(1);
     assert!(said.contains("root"), "{said}");
     Ok(())
 }
@@ -343,7 +341,7 @@ fn unprivileged() -> Done {
         command
     };
     let binary = crate::server::binary().to_string_lossy().into_owned();
-    let run = |words: &[&str]| run_within(&mut as_user(OWNER, words), Duration::from_secs(20));
+    let run = |words: &[&str]| run_within(&mut as_user(OWNER, words), PATIENCE);
     {
         // Without anybody to give nodes away, it is said what is missing.
         let said = run(&[&binary, "serve", "ram:16M", "--ublk=unprivileged"]).failed_with(1);
@@ -356,7 +354,7 @@ fn unprivileged() -> Done {
     );
     let path = server.uri().to_owned();
     let given = |path: &str| std::fs::metadata(path).is_ok_and(|metadata| metadata.uid() == OWNER);
-    assert!(until(Duration::from_secs(5), || given(&path).then_some(())).is_some(), "{path} stays root's");
+    assert!(until(PATIENCE, || given(&path).then_some(())).is_some(), "{path} stays root's");
     let copy = format!(
         "dd if=/dev/urandom of={0}/a bs=64k count=16 && dd if={0}/a of={1} bs=64k oflag=direct && \
          dd if={1} of={0}/b bs=64k count=16 iflag=direct && cmp {0}/a {0}/b",
@@ -371,13 +369,13 @@ fn unprivileged() -> Done {
     // Whatever the node's mode allows, the driver lets nobody else in but root.
     tool(&["chmod", "666", &path]).ok();
     let open = format!("head -c 512 {path} >/dev/null");
-    run_within(&mut as_user(STRANGER, &["sh", "-c", &open]), Duration::from_secs(20)).failed();
+    run_within(&mut as_user(STRANGER, &["sh", "-c", &open]), PATIENCE).failed();
     tool(&["sh", "-c", &open]).ok();
     let shown = run(&[&binary, "show", "disk"]).ok();
     assert!(shown.contains("UNPRIVILEGED_DEV"), "{shown}");
     run(&[&binary, "del", "disk"]).ok();
     assert!(server.wait().success(), "the server did not end well");
-    let gone = until(Duration::from_secs(10), || driver.devices().is_empty().then_some(()));
+    let gone = until(PATIENCE, || driver.devices().is_empty().then_some(()));
     assert!(gone.is_some(), "{:?} are left", driver.devices());
     Ok(())
 }
@@ -404,7 +402,7 @@ fn many() -> Done {
         Disk::at(line.split_whitespace().nth(2).expect("NAME ublk NODE"));
     }
     server.terminate();
-    let gone = until(Duration::from_secs(20), || driver.devices().is_empty().then_some(()));
+    let gone = until(PATIENCE, || driver.devices().is_empty().then_some(()));
     assert!(gone.is_some(), "{:?} are left", driver.devices());
     Ok(())
 }
@@ -434,7 +432,7 @@ fn memory_pressure() -> Done {
     let stream = format!("i=0; while [ $i -lt 104 ]; do cat {}; i=$((i+1)); done", noise.display());
     let line =
         format!("echo $$ >{0}/cgroup.procs; ({stream}) >{1} && sync {1}", group.display(), target.display());
-    run_within(&mut crate::tools::command(&["sh", "-c", &line]), Duration::from_secs(40)).ok();
+    run_within(&mut crate::tools::command(&["sh", "-c", &line]), PATIENCE).ok();
     std::fs::write("/proc/sys/vm/drop_caches", "3").expect("root may");
     tool(&["sh", "-c", &format!("({stream}) | cmp - {}", target.display())]).ok();
     assert_eq!(std::fs::metadata(&target).expect("it is there").len(), 104 << 20);

@@ -28,7 +28,7 @@ pub fn tests() -> Vec<Test> {
 }
 
 /// How long the driver may take for a change of state.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The driver.
 fn driver() -> Result<Driver, Skip> {
