@@ -131,6 +131,7 @@ impl SlowNotes {
     }
 
     /// A request comes to rest.
+    #[inline(never)]
     pub(crate) fn rest(&mut self, tag: Tag, start: Nanos, now: Nanos, parked: bool) {
         let note = &mut self.notes[tag.index()];
         if note.start != start {
@@ -141,6 +142,7 @@ impl SlowNotes {
     }
 
     /// It goes on from a node, `depth` down.
+    #[inline(never)]
     pub(crate) fn go_on(&mut self, io: Cookie, start: Nanos, node: NodeId, depth: u8, now: Nanos) {
         let note = &mut self.notes[io.tag.index()];
         if note.start == start {
@@ -150,12 +152,14 @@ impl SlowNotes {
     }
 
     /// A request begins that another one spawned.
+    #[inline(never)]
     pub(crate) fn spawned(&mut self, parent: Tag, child: Tag, start: Nanos) {
         self.notes[child.index()] = Note { start, ..Note::NONE };
         self.notes[parent.index()].pieces += 1;
     }
 
     /// It is over; the parent is `depth` nodes down.
+    #[inline(never)]
     pub(crate) fn child_ended(&mut self, parent: Tag, child: Tag, depth: u8) {
         let own = self.notes[child.index()];
         let note = &mut self.notes[parent.index()];

@@ -11,18 +11,20 @@ use crate::slow::SlowNotes;
 use crate::stats::Ended;
 use crate::{ChildKind, Cx, Event, Nanos, Node, NodeId, Point, Probe, QueueId, QueueStats, Ring, Verdict};
 use block::{Bytes, Cookie, Data, Op, Request, Segment, Status, Tag};
+use seats::{Seat, Seats};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 mod outside;
+mod seats;
 #[cfg(test)]
 mod tests;
 
 /// The most nodes on one request's path: layers and a backend.
 pub const DEPTH_MAX: usize = 8;
-/// Steps down that one carry may take before the request is parked for a turn, so that a retry loop
+/// How often a request may be sent down once more in one carry before it is parked for a turn, so that a retry loop
 /// cannot starve the queue. A stack of depth 8 that retries each of its paths once stays well below.
-const HOPS_MAX: u32 = 64;
+const RETRIES_MAX: u32 = 64;
 
 /// Whom a request belongs to, handed back when it is done: which front-end of the thread in the top four bits, and
 /// a number of its own.
@@ -157,52 +159,9 @@ impl Slot {
     };
 }
 
-/// A node in its place, and what it has to do with. Time passes between turns only, so what a request does within one
-/// carry takes none: times are looked at when one comes to rest, and when it goes on. A line of the cache each: a hop
-/// touches one.
-#[repr(align(64))]
-struct Seat<R: Ring> {
-    node: Box<dyn Node<R>>,
-    leaf: bool,
-    /// Requests that came to it and stayed.
-    entered: u64,
-    /// Of those, such as rest here or below.
-    resting: u64,
-    /// The times when requests went on, all added up, less those when they came to rest: how long they rested, but for
-    /// those that do, which lack the time when they will go on. Wraps.
-    rested_ns: u64,
-}
-
-impl<R: Ring> Seat<R> {
-    fn counts(&self, now: Nanos) -> (u64, u64, u64) {
-        let ticks_ns = self.rested_ns.wrapping_add(self.resting.wrapping_mul(now.0));
-        (self.entered - self.resting, ticks_ns, self.resting)
-    }
-}
-
-/// A request rests in these nodes from now on.
-#[inline]
-fn rest<R: Ring>(seats: &mut [Seat<R>], path: &[NodeId], now: Nanos) {
-    for node in path {
-        let seat = &mut seats[node.index()];
-        seat.resting += 1;
-        seat.rested_ns = seat.rested_ns.wrapping_sub(now.0);
-    }
-}
-
-/// It goes on.
-#[inline]
-fn go_on<R: Ring>(seats: &mut [Seat<R>], path: &[NodeId], now: Nanos) {
-    for node in path {
-        let seat = &mut seats[node.index()];
-        seat.resting -= 1;
-        seat.rested_ns = seat.rested_ns.wrapping_add(now.0);
-    }
-}
-
 /// A stack's nodes, attached, and what a queue needs for them.
 struct Built<R: Ring> {
-    seats: Box<[Seat<R>]>,
+    seats: Seats<R>,
     /// Child tags of each node.
     spare: Box<[Vec<Tag>]>,
     /// Where in the segment table the entries of each node begin, behind those of tags; and its length.
@@ -230,20 +189,20 @@ impl<R: Ring> Built<R> {
             // 65536 tags of 65535 entries, and those of 255 nodes that have some, stay below 2^32 in earnest.
             rooms.push(segments as u32);
             segments += node.room() as usize;
-            seats.push(Seat { node, leaf: is_leaf, entered: 0, resting: 0, rested_ns: 0 });
+            seats.push(Seat::new(node, is_leaf));
             // Wraps at most where nothing is left to number.
             let end = next_child.wrapping_add(children);
             spare.push((0..children).rev().map(|child| Tag(next_child + child)).collect());
             next_child = end;
         }
-        Ok(Built { seats: seats.into(), spare: spare.into(), rooms: rooms.into(), segments, tags })
+        Ok(Built { seats: Seats::new(seats), spare: spare.into(), rooms: rooms.into(), segments, tags })
     }
 }
 
 /// One hardware queue.
 pub struct Queue<R: Ring> {
     slots: Box<[Slot]>,
-    seats: Box<[Seat<R>]>,
+    seats: Seats<R>,
     common: Common,
     free: Vec<Tag>,
     parked: VecDeque<Tag>,
@@ -433,13 +392,13 @@ impl<R: Ring> Queue<R> {
             return self.alarm(cookie, ring);
         }
         slot.state = State::Moving;
-        go_on(&mut self.seats, &slot.path[..usize::from(slot.depth)], ring.now());
+        self.seats.go_on(&slot.path[..usize::from(slot.depth)], ring.now());
         let holder = slot.path[usize::from(slot.depth) - 1];
         if let Some(slow) = &mut self.slow {
             slow.go_on(cookie, slot.start, holder, slot.depth, ring.now());
         }
         let mut cx = Cx { common: &mut self.common, node: holder, ring };
-        let verdict = self.seats[holder.index()].node.reap(cookie, &mut slot.req, result, &mut cx);
+        let verdict = self.seats[holder].node.reap(cookie, &mut slot.req, result, &mut cx);
         self.advance(cookie.tag, verdict, ring);
     }
 
@@ -450,7 +409,7 @@ impl<R: Ring> Queue<R> {
             let slot = &mut self.slots[tag.index()];
             slot.depth -= 1;
             slot.state = State::Moving;
-            go_on(&mut self.seats, &slot.path[..usize::from(slot.depth)], ring.now());
+            self.seats.go_on(&slot.path[..usize::from(slot.depth)], ring.now());
             let node = slot.path[usize::from(slot.depth)];
             if let Some(slow) = &mut self.slow {
                 let io = Cookie { tag, generation: slot.generation };
@@ -548,14 +507,12 @@ impl<R: Ring> Queue<R> {
         }
         for (number, counts) in self.stats.nodes().iter().enumerate() {
             match (seats.get(number), self.seats.get_mut(number)) {
-                (Some(old), Some(new)) if is_as_before(number) => {
-                    (new.entered, new.rested_ns) = (old.entered, old.rested_ns);
-                }
+                (Some(old), Some(new)) if is_as_before(number) => new.count_on_from(old),
                 // What was counted was of another node, though its number is the same.
                 _ => counts.store((0, 0, 0)),
             }
         }
-        let old = seats.into_iter().zip(counts).map(|(seat, count)| (seat.node, count, seat.leaf));
+        let old = seats.into_nodes().zip(counts).map(|(seat, count)| (seat.node, count, seat.leaf));
         let old = Stack { nodes: old.collect() };
         if tags != self.slots.len() {
             // Those of the front-end keep their places; those of children are all free.
@@ -643,7 +600,7 @@ impl<R: Ring> Queue<R> {
     fn carry_probed<const PROBED: bool>(&mut self, mut tag: Tag, mut verdict: Verdict, ring: &mut R) {
         let mut slot = &mut self.slots[tag.index()];
         let mut cx = Cx { common: &mut self.common, node: NodeId::TOP, ring };
-        let mut hops_left = HOPS_MAX;
+        let mut retries_left = RETRIES_MAX;
         loop {
             // By hand in this order: a table of jumps would take longer than most nodes do.
             verdict = if let Verdict::Up(status) = verdict {
@@ -651,7 +608,7 @@ impl<R: Ring> Queue<R> {
                 slot.depth -= 1;
                 if PROBED {
                     cx.node = slot.path[usize::from(slot.depth)];
-                    let event = if self.seats[cx.node.index()].leaf {
+                    let event = if self.seats[cx.node].leaf {
                         Event::Completed { status }
                     } else {
                         Event::Left { status }
@@ -662,12 +619,13 @@ impl<R: Ring> Queue<R> {
                 if let Some(&above) = slot.path.get(depth.wrapping_sub(2)) {
                     cx.node = above;
                     let io = Cookie { tag, generation: slot.generation };
-                    self.seats[above.index()].node.end_io(io, &mut slot.req, status, &mut cx)
+                    match self.seats[above].node.end_io(io, &mut slot.req, status, &mut cx) {
+                        Verdict::Up(status) => Verdict::Up(status),
+                        other => slot.retry(other, &mut self.seats, &mut retries_left),
+                    }
                 } else {
                     if self.ended.len() == self.ended.capacity() {
-                        // More ended in one turn than there are tags: pieces of requests that are cut.
-                        self.stats.count(&self.ended, cx.now());
-                        self.ended.clear();
+                        count_early(&self.stats, &mut self.ended, cx.now());
                     }
                     if status == Status::Requeue && slot.parent.is_none() {
                         return self.take_back(tag);
@@ -684,7 +642,7 @@ impl<R: Ring> Queue<R> {
                     let child = slot.req;
                     slot = &mut self.slots[parent.tag.index()];
                     cx.node = slot.take_child_end(parent);
-                    go_on(&mut self.seats, &slot.path[..usize::from(slot.depth)], cx.now());
+                    self.seats.go_on(&slot.path[..usize::from(slot.depth)], cx.now());
                     if let Some(slow) = &mut self.slow {
                         slow.child_ended(parent.tag, tag, slot.depth);
                         slow.go_on(parent, slot.start, cx.node, slot.depth, cx.now());
@@ -693,12 +651,11 @@ impl<R: Ring> Queue<R> {
                     }
                     cx.common.spare[cx.node.index()].push(tag);
                     tag = parent.tag;
-                    self.seats[cx.node.index()].node.child_end(parent, &mut slot.req, &child, status, &mut cx)
+                    let seat = &mut self.seats[cx.node];
+                    let verdict = seat.node.child_end(parent, &mut slot.req, &child, status, &mut cx);
+                    slot.retry(verdict, &mut self.seats, &mut retries_left)
                 }
-            } else if let Verdict::Down(node) = verdict
-                && let Some(left) = hops_left.checked_sub(1)
-            {
-                hops_left = left;
+            } else if let Verdict::Down(node) = verdict {
                 let seat = slot.enter(node, &mut self.seats);
                 // Odd ones are alarms of nodes.
                 slot.generation = slot.generation.wrapping_add(2);
@@ -712,21 +669,17 @@ impl<R: Ring> Queue<R> {
             } else {
                 if let Verdict::Held = verdict {
                     slot.state = State::Held;
-                    rest(&mut self.seats, &slot.path[..usize::from(slot.depth)], cx.now());
+                    self.seats.rest(&slot.path[..usize::from(slot.depth)], cx.now());
                     if let Some(slow) = &mut self.slow {
                         slow.rest(tag, slot.start, cx.now(), false);
                     }
                     return;
                 }
-                if let Verdict::Down(node) = verdict {
-                    // It has gone down too often in one go.
-                    slot.enter(node, &mut self.seats);
-                }
                 slot.state = State::Parked;
                 cx.node = slot.path[usize::from(slot.depth) - 1];
                 // While it is parked it is not there: it will come again.
-                self.seats[cx.node.index()].entered -= 1;
-                rest(&mut self.seats, &slot.path[..usize::from(slot.depth) - 1], cx.now());
+                self.seats[cx.node].entered -= 1;
+                self.seats.rest(&slot.path[..usize::from(slot.depth) - 1], cx.now());
                 if let Some(slow) = &mut self.slow {
                     slow.rest(tag, slot.start, cx.now(), true);
                 }
@@ -737,17 +690,37 @@ impl<R: Ring> Queue<R> {
     }
 }
 
+/// More ended in one turn than there are tags: pieces of requests that are cut.
+#[cold]
+fn count_early(stats: &QueueStats, ended: &mut Vec<Ended>, now: Nanos) {
+    stats.count(ended, now);
+    ended.clear();
+}
+
 impl Slot {
     /// The request goes down to a node.
     #[inline]
-    fn enter<'a, R: Ring>(&mut self, node: NodeId, seats: &'a mut [Seat<R>]) -> &'a mut Seat<R> {
+    fn enter<'a, R: Ring>(&mut self, node: NodeId, seats: &'a mut Seats<R>) -> &'a mut Seat<R> {
         self.path[usize::from(self.depth)] = node;
         self.depth += 1;
         // Where it goes now it counts itself, unless it is cut again there.
         self.replaced = false;
-        let seat = &mut seats[node.index()];
+        let seat = &mut seats[node];
         seat.entered += 1;
         seat
+    }
+
+    /// What a node answers that has had it already: it may send it down once more. When it has done so too often in one
+    /// go, the request waits there for the next turn.
+    #[inline(never)]
+    fn retry<R: Ring>(&mut self, verdict: Verdict, seats: &mut Seats<R>, retries_left: &mut u32) -> Verdict {
+        let Verdict::Down(node) = verdict else { return verdict };
+        if let Some(left) = retries_left.checked_sub(1) {
+            *retries_left = left;
+            return verdict;
+        }
+        self.enter(node, seats);
+        Verdict::Busy
     }
 
     /// The request is over: free the slot and note it for the statistics. The status as its owner sees it.

@@ -1,14 +1,15 @@
 //! A hardware queue's part of a multipath device: sends each request down a path, and down another when that fails.
 //!
 //! While nothing changes a request costs one look at the shared epoch and what its selector takes; nothing that
-//! another thread reads is written. Where paths are taken in turn, whatever is in flight, that is all that there is to
-//! it: such requests take the short way through `submit` and `end_io`. When the epoch differs the node asks which group
-//! is in use and which of its paths work. Requests that find no path and are to be kept are held here and tried again a few times a second, so
-//! nobody has to wake a queue that waits; the same alarm serves those whose path had no resources.
+//! another thread reads is written. The selector of the group in use lies in the node itself, and what most requests need
+//! of it is spelled out in `submit` and `end_io` and what they end with; where paths are taken in turn, whatever is in
+//! flight, not even that is asked. When the epoch differs the node asks which group is in use and which of its paths
+//! work. Requests that find no path and are to be kept are held here and tried again a few times a second, so nobody has
+//! to wake a queue that waits; the same alarm serves those whose path had no resources.
 //!
 //! *Invariant:* `started` names the path of a request from its `Down` until its `end_io`, and no other request's.
 
-use super::select::Selector;
+use super::select::{PATHS_MAX, Selector};
 use super::state::{Multipath, Published};
 use block::{Cookie, Data, Flags, Request, Status};
 use queue::{Cx, Nanos, Node, NodeEvent, NodeId, Ring, Verdict};
@@ -20,86 +21,99 @@ const LOOK_AGAIN_NS: u64 = 5_000_000;
 /// So many paths are taken in turn without asking their selector.
 const TURNS_MAX: usize = 16;
 
-/// A path: its group in the upper half, and its place within that in the lower. One number, to be moved as one.
-#[derive(Clone, Copy)]
-struct Place(u32);
-
-impl Place {
-    fn new(group: u16, path: u16) -> Place {
-        Place(u32::from(group) << 16 | u32::from(path))
-    }
-
-    fn group(self) -> u16 {
-        (self.0 >> 16) as u16
-    }
-
-    fn path(self) -> u16 {
-        self.0 as u16
-    }
-}
-
-/// A path that requests take in turn with others, and whose turn it is next: a [`Place`], a place in `turns` and a
-/// [`NodeId`], from the lowest bit on. One number as well: it is read once for each request.
+/// A path that requests take in turn with others, and whose turn it is next: a path's number, a place in `turns` and a
+/// [`NodeId`], from the lowest bit on, 16 bits each. One number: it is read once for each request.
 #[derive(Clone, Copy)]
 struct Way(u64);
 
 impl Way {
-    fn new(place: Place, next: u16, child: NodeId) -> Way {
-        Way(u64::from(place.0) | u64::from(next) << 32 | u64::from(child.0) << 48)
+    fn new(path: u8, next: u16, child: NodeId) -> Way {
+        Way(u64::from(path) | u64::from(next) << 16 | u64::from(child.0) << 32)
     }
 
     #[inline]
-    fn place(self) -> Place {
-        Place(self.0 as u32)
+    fn path(self) -> u8 {
+        self.0 as u8
     }
 
     #[inline]
     fn next(self) -> u16 {
-        (self.0 >> 32) as u16
+        (self.0 >> 16) as u16
     }
 
     #[inline]
     fn child(self) -> NodeId {
-        NodeId((self.0 >> 48) as u8)
+        NodeId((self.0 >> 32) as u8)
     }
 }
 
-/// Where a request went.
+/// Where a request went: the path's number over all groups in the lowest byte; above, for selectors that ask, when, in
+/// nanoseconds. Of that the upper byte is lost, so what took two years is taken for less.
+#[derive(Clone, Copy)]
+struct Went(u64);
+
+impl Went {
+    #[inline]
+    fn new(path: u8, now: Nanos) -> Went {
+        Went(now.0 << 8 | u64::from(path))
+    }
+
+    #[inline]
+    fn path(self) -> u8 {
+        self.0 as u8
+    }
+
+    /// How long ago, in nanoseconds.
+    #[inline]
+    fn ago(self, now: Nanos) -> u64 {
+        (now.0 << 8).wrapping_sub(self.0 & !0xff) >> 8
+    }
+}
+
+/// What is known of a request that was sent.
 #[derive(Clone, Copy)]
 struct Started {
     /// The memory with which it came: a path may lend its own.
     data: Data,
-    place: Place,
+    went: Went,
 }
 
 /// The node.
 pub struct MultipathNode {
     shared: Arc<Multipath>,
-    /// One for each path, in order over all groups.
-    children: Box<[NodeId]>,
+    /// The epoch for which what follows holds, and with it there is a path; 0: it is to be asked.
+    ready_epoch: u64,
+    /// Usable paths of the group in use are taken in turn whatever is in flight, and all lie in `turns`.
+    in_turn: bool,
+    /// Some selector counts what is in flight.
+    counted: bool,
+    /// What is shown of the group in use changes with requests.
+    publishes: bool,
+    /// The number of the first path of the group in use.
+    first: u8,
+    /// How many paths that has; 0: there is none.
+    count: u8,
+    /// Whose turn it is.
+    next: u16,
+    started: Box<[Started]>,
+    /// That of the group in use, which has left its place among the others to one that nobody asks.
+    selector: Selector,
+    turns: [Way; TURNS_MAX],
+    /// By path, over all groups.
+    children: [NodeId; PATHS_MAX],
     /// One for each group.
     selectors: Box<[Selector]>,
     /// The group in use; none has a path.
     group: Option<u16>,
+    /// The epoch of the last look.
     epoch: u64,
-    /// Usable paths of the group in use, where they are taken in turn whatever is in flight and there are no more.
-    turns: [Way; TURNS_MAX],
-    /// The epoch for which that holds; 0: it does not, and the selector is asked.
-    turns_epoch: u64,
-    /// Whose turn it is.
-    next: u16,
-    /// There is a selector that counts what is in flight.
-    counted: bool,
-    started: Box<[Started]>,
-    /// When each request went, for selectors that ask.
-    started_at: Box<[Nanos]>,
     /// Requests that wait for a path, in the order they came, and since when.
     kept: Vec<(Cookie, Nanos)>,
     alarm_set: bool,
     /// The group in use has no path yet: requests are kept until that is so, or there is no group.
     waits: bool,
     published: Arc<Published>,
-    /// What is shown of the selectors is no longer true.
+    /// What is shown of groups that are not in use is no longer true.
     unpublished: bool,
 }
 
@@ -112,17 +126,23 @@ impl MultipathNode {
             Selector::new(&group.selector, &paths, number)
         });
         let selectors: Box<[Selector]> = selectors.collect();
+        let mut by_path = [NodeId::TOP; PATHS_MAX];
+        by_path.iter_mut().zip(children).for_each(|(by_path, child)| *by_path = *child);
         MultipathNode {
+            ready_epoch: 0,
+            in_turn: false,
             counted: selectors.iter().any(Selector::counts),
-            turns: [Way(0); TURNS_MAX],
-            turns_epoch: 0,
+            publishes: false,
+            first: 0,
+            count: 0,
             next: 0,
+            started: Box::default(),
+            selector: Selector::nobody(),
+            turns: [Way(0); TURNS_MAX],
+            children: by_path,
             selectors,
-            children: children.into(),
             group: None,
             epoch: 0,
-            started: Box::default(),
-            started_at: Box::default(),
             kept: Vec::new(),
             alarm_set: false,
             waits: false,
@@ -135,63 +155,113 @@ impl MultipathNode {
     /// Something has changed: which paths are there?
     #[cold]
     fn look(&mut self) {
+        if let Some(group) = self.group.take() {
+            std::mem::swap(&mut self.selector, &mut self.selectors[usize::from(group)]);
+        }
+        self.unpublished = true;
         // Before the rest: what changes while we look is looked at again.
         self.epoch = self.shared.epoch();
         // Before the paths: one is usable for as long as its group is in use.
         let group = self.shared.group().map(|group| group as u16);
         for (group, selector) in self.selectors.iter_mut().enumerate() {
-            let (first, count) = self.shared.paths_of(group);
-            selector.set_usable(|path| self.shared.is_usable(first + usize::from(path)), count as u16);
+            let (first, _) = self.shared.paths_of(group);
+            selector.set_usable(|path| self.shared.is_usable(first + usize::from(path)));
         }
         // A group that was chosen has a path: that is being activated, or was lost since, and the epoch will tell.
         self.group = group.filter(|&group| self.selectors[usize::from(group)].has_usable());
         self.waits = group.is_some() && self.group.is_none() && !self.shared.gives_up();
-        (self.next, self.turns_epoch) = (0, 0);
-        let Some(group) = self.group else { return };
-        let paths = self.selectors[usize::from(group)].turns();
-        if (1..=TURNS_MAX).contains(&paths.len()) {
-            for (number, &path) in paths.iter().enumerate() {
-                let next = if number + 1 == paths.len() { 0 } else { number as u16 + 1 };
-                let child = self.children[self.shared.paths_of(usize::from(group)).0 + usize::from(path)];
-                self.turns[number] = Way::new(Place::new(group, path), next, child);
-            }
-            self.turns_epoch = self.epoch;
+        (self.next, self.ready_epoch, self.count) = (0, 0, 0);
+        (self.in_turn, self.publishes) = (false, false);
+        let Some(group) = self.group.map(usize::from) else { return };
+        std::mem::swap(&mut self.selector, &mut self.selectors[group]);
+        let (first, count) = self.shared.paths_of(group);
+        (self.first, self.count, self.ready_epoch) = (first as u8, count as u8, self.epoch);
+        let paths = self.selector.turns();
+        self.publishes = paths.is_empty();
+        self.in_turn = (1..=TURNS_MAX).contains(&paths.len());
+        for (number, path) in paths.iter().enumerate().filter(|_| self.in_turn) {
+            let next = if number + 1 == paths.len() { 0 } else { number as u16 + 1 };
+            let path = self.first + path;
+            self.turns[number] = Way::new(path, next, self.children[usize::from(path)]);
         }
     }
 
-    /// The way of the path whose turn it is, and with it the tag's `started`: while nothing has changed and paths are
-    /// taken in turn.
+    /// Whether nothing has changed, and there is a path.
+    #[inline]
+    fn is_ready(&self) -> bool {
+        self.shared.epoch() == self.ready_epoch
+    }
+
+    /// The way down for a request, and with it the tag's `started`, where usable paths are taken in turn.
     #[inline]
     fn take_turn(&mut self, io: Cookie, req: &Request) -> Option<NodeId> {
-        if self.shared.epoch() != self.turns_epoch {
-            return None;
-        }
         // Always within: this spares the question.
         let way = self.turns[usize::from(self.next) % TURNS_MAX];
         // There is one for each tag.
         let started = self.started.get_mut(io.tag.index())?;
         self.next = way.next();
-        *started = Started { data: req.data, place: way.place() };
+        *started = Started { data: req.data, went: Went::new(way.path(), Nanos(0)) };
         Some(way.child())
     }
 
-    /// The way down for a request, and with it the tag's `started`.
+    /// A request goes down a path of the group in use; `now`: when, for whoever wants to know at its end.
+    #[inline]
+    fn go(&mut self, io: Cookie, req: &Request, path: u8, now: Nanos) -> Verdict {
+        let path = self.first.wrapping_add(path);
+        // There is one for each tag.
+        if let Some(started) = self.started.get_mut(io.tag.index()) {
+            *started = Started { data: req.data, went: Went::new(path, now) };
+        }
+        Verdict::Down(self.children[usize::from(path)])
+    }
+
+    /// A way in any case, once it is known what has changed. None: there is no path.
     fn send(&mut self, io: Cookie, req: &Request, now: Nanos) -> Option<Verdict> {
         if self.shared.epoch() != self.epoch {
             self.look();
         }
-        let group = self.group?;
-        if let Some(child) = self.take_turn(io, req) {
-            return Some(Verdict::Down(child));
+        self.group?;
+        if self.in_turn {
+            return self.take_turn(io, req).map(Verdict::Down);
         }
-        let tag = io.tag.index();
-        let selector = &mut self.selectors[usize::from(group)];
-        let path = selector.choose(req.len, now)?;
-        selector.start(path, req.len);
-        self.started[tag] = Started { data: req.data, place: Place::new(group, path) };
-        self.started_at[tag] = now;
-        self.unpublished = true;
-        Some(Verdict::Down(self.child(group, path)))
+        let path = self.selector.take(req.len, now)?;
+        Some(self.go(io, req, path, now))
+    }
+
+    // Selectors that count, one after the other, each in a function that is as small as it can be: what it takes is most
+    // of what a request takes here.
+
+    #[inline(never)]
+    fn by_requests<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
+        match &mut self.selector {
+            Selector::QueueLength(fewest) if fewest.is_small() => {
+                let path = fewest.take();
+                self.go(io, req, path, Nanos(0))
+            }
+            _ => self.by_bytes(io, req, cx),
+        }
+    }
+
+    #[inline(never)]
+    fn by_bytes<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
+        match &mut self.selector {
+            Selector::ServiceTime(soonest) if soonest.is_small() => {
+                let path = soonest.take(req.len.0);
+                self.go(io, req, path, Nanos(0))
+            }
+            _ => self.by_time(io, req, cx),
+        }
+    }
+
+    #[inline(never)]
+    fn by_time<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
+        match &mut self.selector {
+            Selector::Historical(historical) if historical.is_plain() => {
+                let path = historical.take(cx.now());
+                self.go(io, req, path, cx.now())
+            }
+            _ => self.choose(io, req, cx),
+        }
     }
 
     /// A request that takes the long way down.
@@ -203,34 +273,60 @@ impl MultipathNode {
         }
     }
 
-    /// And the long way up.
+    /// A request has come back whose time counts.
     #[inline(never)]
-    fn ended<R: Ring>(
+    fn ended_in_time<R: Ring>(
         &mut self,
         io: Cookie,
         req: &mut Request,
         status: Status,
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
-        let tag = io.tag.index();
-        let place = self.started[tag].place;
-        let (group, path) = (place.group(), place.path());
-        let selector = &mut self.selectors[usize::from(group)];
-        if selector.counts() {
-            selector.end(path, req.len, self.started_at[tag], cx.now());
-            self.unpublished = true;
+        let went = self.started[io.tag.index()].went;
+        if let Selector::Historical(historical) = &mut self.selector {
+            historical.end(went.path().wrapping_sub(self.first), went.ago(cx.now()), cx.now());
         }
         if status.is_ok() { Verdict::Up(status) } else { self.failed(io, req, status, cx) }
     }
 
-    #[inline]
-    fn child(&self, group: u16, path: u16) -> NodeId {
-        self.children[self.number(group, path)]
+    /// One has from a path of a group that is not in use any more.
+    #[cold]
+    fn ended_elsewhere<R: Ring>(
+        &mut self,
+        io: Cookie,
+        req: &mut Request,
+        status: Status,
+        cx: &mut Cx<'_, R>,
+    ) -> Verdict {
+        let went = self.started[io.tag.index()].went;
+        let group = self.shared.group_of(went.path().into());
+        let place = went.path().wrapping_sub(self.shared.paths_of(group).0 as u8);
+        self.selectors[group].end(place, req.len, went.ago(cx.now()), cx.now());
+        self.unpublished = true;
+        if status.is_ok() { Verdict::Up(status) } else { self.failed(io, req, status, cx) }
     }
 
-    #[inline]
-    fn number(&self, group: u16, path: u16) -> usize {
-        self.shared.paths_of(usize::from(group)).0 + usize::from(path)
+    /// Show the counts of the group in use, and of others only when something came back there.
+    fn publish(&mut self) {
+        self.selector.look_after_turns();
+        if std::mem::take(&mut self.unpublished) {
+            return self.publish_all();
+        }
+        let first = usize::from(self.first);
+        self.selector
+            .each_report(self.count, |path, report| self.published.set(first + usize::from(path), report));
+    }
+
+    #[cold]
+    fn publish_all(&mut self) {
+        for group in 0..self.selectors.len() {
+            let in_use = self.group == Some(group as u16);
+            let selector = if in_use { &self.selector } else { &self.selectors[group] };
+            let (first, count) = self.shared.paths_of(group);
+            selector.each_report(count as u8, |path, report| {
+                self.published.set(first + usize::from(path), report)
+            });
+        }
     }
 
     /// There is no path for a request; `status`: how it ended on the last one that it was tried on.
@@ -272,18 +368,18 @@ impl MultipathNode {
         status: Status,
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
-        let Started { place, data } = self.started[io.tag.index()];
+        let started = self.started[io.tag.index()];
         let nowait = req.flags.has(Flags::NOWAIT) && status == Status::Again;
         // One that makes no sense makes none on any other path: it says nothing of this one.
         if !status.is_path_error() || nowait || status == Status::Invalid || status == Status::Requeue {
             return Verdict::Up(status);
         }
-        req.data = data;
+        req.data = started.data;
         if matches!(status, Status::Resource | Status::DeviceResource) {
             // The path is well; it has no room. Later, then.
             return self.keep(io, cx);
         }
-        self.shared.fail_path(self.number(place.group(), place.path()));
+        self.shared.fail_path(started.went.path().into());
         match self.send(io, req, cx.now()) {
             Some(verdict) => verdict,
             None => self.without_path(io, req, status, cx),
@@ -293,26 +389,42 @@ impl MultipathNode {
 
 impl<R: Ring> Node<R> for MultipathNode {
     fn attach(&mut self, _: NodeId, tags: usize) {
-        let nowhere = Started { data: Data::NONE, place: Place::new(0, 0) };
-        self.started = vec![nowhere; tags].into();
-        self.started_at = vec![Nanos(0); tags].into();
+        self.started = vec![Started { data: Data::NONE, went: Went(0) }; tags].into();
         self.kept.reserve(tags);
     }
 
     #[inline]
     fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
-        match self.take_turn(io, req) {
-            Some(child) => Verdict::Down(child),
-            None => self.choose(io, req, cx),
+        if self.is_ready() {
+            if self.in_turn
+                && let Some(child) = self.take_turn(io, req)
+            {
+                return Verdict::Down(child);
+            }
+            return self.by_requests(io, req, cx);
         }
+        self.choose(io, req, cx)
     }
 
     #[inline]
     fn end_io(&mut self, io: Cookie, req: &mut Request, status: Status, cx: &mut Cx<'_, R>) -> Verdict {
-        if u8::from(self.counted) | status as u8 != Status::Ok as u8 {
-            return self.ended(io, req, status, cx);
+        if u8::from(self.counted) | status as u8 == Status::Ok as u8 {
+            return Verdict::Up(status);
         }
-        Verdict::Up(status)
+        // There is one for each tag.
+        let Some(&Started { went, .. }) = self.started.get(io.tag.index()) else {
+            return Verdict::Up(status);
+        };
+        let place = went.path().wrapping_sub(self.first);
+        if place >= self.count {
+            return self.ended_elsewhere(io, req, status, cx);
+        }
+        match &mut self.selector {
+            Selector::QueueLength(fewest) => fewest.end(place),
+            Selector::ServiceTime(soonest) => soonest.end(place, req.len.0),
+            _ => return self.ended_in_time(io, req, status, cx),
+        }
+        if status.is_ok() { Verdict::Up(status) } else { self.failed(io, req, status, cx) }
     }
 
     /// A request that was kept is tried again, or given up.
@@ -344,15 +456,8 @@ impl<R: Ring> Node<R> for MultipathNode {
     }
 
     fn commit(&mut self, _: &mut Cx<'_, R>) {
-        if !std::mem::replace(&mut self.unpublished, false) {
-            return;
-        }
-        for (group, selector) in self.selectors.iter().enumerate().filter(|(_, selector)| selector.reports())
-        {
-            let (first, count) = self.shared.paths_of(group);
-            for path in 0..count {
-                self.published.set(first + path, selector.report(path as u16));
-            }
+        if self.publishes | self.unpublished {
+            self.publish();
         }
     }
 
@@ -375,9 +480,7 @@ impl<R: Ring> Node<R> for MultipathNode {
 /// Nothing of a request's own length is in flight: what was published goes with the queue.
 impl Drop for MultipathNode {
     fn drop(&mut self) {
-        for path in 0..self.children.len() {
-            self.published.set(path, Default::default());
-        }
+        self.published.clear();
     }
 }
 

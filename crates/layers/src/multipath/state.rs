@@ -40,6 +40,8 @@ pub(super) struct Path {
     group: u32,
 }
 
+/// On a line of the cache of its own, too: what a queue writes for each request may lie beside it.
+#[repr(align(64))]
 pub(super) struct Group {
     pub(super) bypassed: AtomicBool,
     /// The numbers of its paths, which follow each other.
@@ -47,33 +49,46 @@ pub(super) struct Group {
     count: usize,
 }
 
-/// What a hardware queue shows of its selectors, written by that queue alone.
+/// What a hardware queue shows of its selectors, written by that queue alone: a line of the cache for each path, which
+/// nothing else lies on.
 #[derive(Debug)]
 pub(super) struct Published {
-    paths: Box<[[AtomicU64; 5]]>,
+    paths: Box<[Shown]>,
 }
+
+#[derive(Default, Debug)]
+#[repr(align(64))]
+struct Shown([AtomicU64; 5]);
 
 impl Published {
     fn new(paths: usize) -> Published {
         Published { paths: (0..paths).map(|_| Default::default()).collect() }
     }
 
+    #[inline]
     pub(super) fn set(&self, path: usize, report: Report) {
         let Report { requests, bytes, service_time, stale_after, misses } = report;
-        for (cell, value) in self.paths[path].iter().zip([requests, bytes, service_time, stale_after, misses])
-        {
-            cell.store(value, Relaxed);
-        }
+        let Some(Shown(cells)) = self.paths.get(path) else { return };
+        cells
+            .iter()
+            .zip([requests, bytes, service_time, stale_after, misses])
+            .for_each(|(cell, value)| cell.store(value, Relaxed));
+    }
+
+    /// There is nothing to show any more.
+    pub(super) fn clear(&self) {
+        (0..self.paths.len()).for_each(|path| self.set(path, Report::default()));
     }
 
     fn get(&self, path: usize) -> Report {
         let [requests, bytes, service_time, stale_after, misses] =
-            std::array::from_fn(|cell| self.paths[path][cell].load(Relaxed));
+            std::array::from_fn(|cell| self.paths[path].0[cell].load(Relaxed));
         Report { requests, bytes, service_time, stale_after, misses }
     }
 }
 
-/// The shared part of a multipath device.
+/// The shared part of a multipath device. On lines of the cache that nothing else lies on.
+#[repr(align(64))]
 pub struct Multipath {
     config: Config,
     pub(super) paths: Box<[Path]>,

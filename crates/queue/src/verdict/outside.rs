@@ -42,7 +42,7 @@ impl<R: Ring> Queue<R> {
     /// When it names a request that it does not hold.
     pub fn node_event(&mut self, node: NodeId, event: NodeEvent, ring: &mut R) {
         let mut cx = Cx { common: &mut self.common, node, ring };
-        self.seats[node.index()].node.event(event, &mut cx);
+        self.seats[node].node.event(event, &mut cx);
         self.resume(ring);
     }
 
@@ -111,7 +111,7 @@ impl<R: Ring> Queue<R> {
             let holder = slot.path[usize::from(slot.depth) - 1];
             let cookie = Cookie { tag: Tag(index as u16), generation: slot.generation };
             let mut cx = Cx { common: &mut self.common, node: holder, ring };
-            self.seats[holder.index()].node.cancel(cookie, &mut cx);
+            self.seats[holder].node.cancel(cookie, &mut cx);
         }
         count
     }

@@ -299,13 +299,13 @@ fn submitting_under_a_tag_that_is_in_use_panics() {
 }
 
 #[test]
-fn a_retry_loop_is_parked_after_so_many_hops_and_goes_on_next_turn() {
+fn a_retry_loop_is_parked_after_so_many_retries_and_goes_on_next_turn() {
     let disk = Disk::answering(&[FAILED]);
     let layer = Failover { children: vec![NodeId(1)], next: 0, rounds: 100 };
     let mut bench = over_one(layer, 0, &disk);
     bench.submit();
     assert!(bench.queue.has_parked());
-    assert_eq!(disk.seen().len(), HOPS_MAX as usize - 1, "the layer itself is a hop");
+    assert_eq!(disk.seen().len(), RETRIES_MAX as usize + 1, "the first time is no retry");
     bench.queue.turn(&mut bench.ring);
     assert_eq!(disk.seen().len(), 100);
     assert_eq!(bench.statuses(), [Status::Transport]);

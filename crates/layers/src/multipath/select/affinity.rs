@@ -67,9 +67,9 @@ pub(super) fn parse(mut args: Words<'_>) -> Result<PathArgs, TargetError> {
 }
 
 /// The path that a CPU was given: of several the first.
-pub(super) fn owner(paths: &[PathArgs], cpu: usize) -> Option<u16> {
+pub(super) fn owner(paths: &[PathArgs], cpu: usize) -> Option<u8> {
     let has = |path: &PathArgs| matches!(path, PathArgs::Cpus(mask) if mask.has(cpu));
-    paths.iter().position(has).map(|place| place as u16)
+    paths.iter().position(has).map(|place| place as u8)
 }
 
 #[cfg(test)]

@@ -2,36 +2,55 @@
 //!
 //! Times are fixed-point numbers with ten binary digits behind the point. How much the past still weighs after a
 //! request that took a given time is looked up: one weight for each 16 ms, the last of them 0.
+//!
+//! Which of three paths is best may depend on the order in which they are compared, so that order is kept as a list
+//! through the paths themselves: those that were chosen longest ago come first.
+//!
+//! *Invariant:* the list is a ring of all usable paths and [`ENDS`], which stands before the first and after the last.
 
-use super::Report;
+use super::{PATHS_MAX, Report};
 use queue::Nanos;
-use std::cmp::Ordering;
 
 const FIXED_SHIFT: u32 = 10;
 const FIXED_ONE: u64 = 1 << FIXED_SHIFT;
-/// A service time that still fits when it is multiplied by a weight.
+/// A service time that still fits when it is multiplied by a weight: one of 2^44 ns, less a little.
 const FIXED_MAX: u64 = u64::MAX >> FIXED_SHIFT;
 /// 2^24 ns, about 16 ms, share a weight.
 const BUCKET_SHIFT: u32 = 24;
 const WEIGHTS: usize = 64;
 /// From so many in flight on, products might overflow.
 const REQUESTS_MAX: u64 = FIXED_ONE;
+/// No path has this number.
+const ENDS: u8 = (PATHS_MAX - 1) as u8;
 
 #[derive(Clone, Copy, Debug)]
 struct Path {
     service_time: u64,
     stale_after: u64,
-    last_end: u64,
-    requests: u64,
+    /// How long one more request would take here: as many service times as there would be requests. Without meaning
+    /// while there are too many for that.
+    estimate: u64,
+    requests: u32,
+    /// Its neighbours in the list, while it is usable.
+    next: u8,
+    previous: u8,
+    usable: bool,
 }
 
 /// All paths of a group.
 #[derive(Debug)]
-pub(super) struct Historical {
+pub(in crate::multipath) struct Historical {
+    paths: [Path; PATHS_MAX],
+    /// When a request last came back from each.
+    last_ends: [u64; PATHS_MAX],
+    /// Requests in flight on all paths.
+    requests: u32,
     weights: [u64; WEIGHTS],
     threshold: u64,
-    paths: Box<[Path]>,
+    /// There is none, and no service time ever becomes 0: no two paths are taken to be alike.
+    is_plain: bool,
     usable_count: u64,
+    count: u8,
 }
 
 /// `base` to the power of `exponent`, rounded to the nearest after each step.
@@ -49,92 +68,167 @@ fn power(mut base: u64, mut exponent: u64) -> u64 {
 }
 
 impl Historical {
-    pub(super) fn new(base_weight: u32, threshold: u32, paths: usize) -> Historical {
+    /// With so many paths, none of them usable.
+    pub(super) fn new(base_weight: u32, threshold: u32, count: u8) -> Historical {
         let mut weights = [0; WEIGHTS];
         for (place, weight) in weights.iter_mut().enumerate().take(WEIGHTS - 1) {
             *weight = power(base_weight.into(), place as u64 + 1);
         }
-        let path = Path { service_time: FIXED_ONE, stale_after: 0, last_end: 0, requests: 0 };
-        Historical { weights, threshold: threshold.into(), paths: vec![path; paths].into(), usable_count: 0 }
-    }
-
-    pub(super) fn set_usable_count(&mut self, count: usize) {
-        self.usable_count = count as u64;
+        let path = Path {
+            service_time: FIXED_ONE,
+            stale_after: 0,
+            estimate: FIXED_ONE,
+            requests: 0,
+            next: ENDS,
+            previous: ENDS,
+            usable: false,
+        };
+        Historical {
+            paths: [path; PATHS_MAX],
+            last_ends: [0; PATHS_MAX],
+            requests: 0,
+            weights,
+            threshold: threshold.into(),
+            // Half of the least that a service time can be is rounded up to the same again.
+            is_plain: threshold == 0 && u64::from(base_weight) >= FIXED_ONE / 2,
+            usable_count: 0,
+            count,
+        }
     }
 
     #[inline]
-    pub(super) fn start(&mut self, path: u16) {
-        self.paths[usize::from(path)].requests += 1;
+    fn path(&mut self, path: u8) -> &mut Path {
+        &mut self.paths[usize::from(path)]
     }
 
-    pub(super) fn end(&mut self, path: u16, started: Nanos, now: Nanos) {
-        let usable_count = self.usable_count;
-        let path = &mut self.paths[usize::from(path)];
-        // Of requests that were there together only the time after the one before is this one's own.
-        let begun = started.0.max(path.last_end);
-        path.last_end = now.0;
-        let took = now.0.saturating_sub(begun);
-        path.requests -= 1;
-        let weight = self.weights[((took >> BUCKET_SHIFT) as usize).min(WEIGHTS - 1)];
-        let took = took.saturating_mul(FIXED_ONE).min(FIXED_MAX);
-        let sum = u128::from(path.service_time) * u128::from(weight)
-            + u128::from(took) * u128::from(FIXED_ONE - weight)
-            + u128::from(FIXED_ONE >> 1);
-        path.service_time = (sum >> FIXED_SHIFT) as u64;
-        path.stale_after =
-            now.0.saturating_add(usable_count.saturating_mul(path.service_time >> FIXED_SHIFT));
+    /// Take a path out of the list.
+    #[inline]
+    fn leave(&mut self, path: u8) {
+        let Path { next, previous, .. } = *self.path(path);
+        self.path(previous).next = next;
+        self.path(next).previous = previous;
     }
 
-    /// The place of the best path; of equals the one chosen longest ago.
-    pub(super) fn best(&self, usable: &[u16], now: Nanos) -> Option<usize> {
-        let mut best = 0;
-        usable.first()?;
-        for place in 1..usable.len() {
-            let (path, other) =
-                (&self.paths[usize::from(usable[place])], &self.paths[usize::from(usable[best])]);
-            if self.compare(path, other, now.0) == Ordering::Less {
-                best = place;
+    /// Put it at the end.
+    #[inline]
+    fn follow(&mut self, path: u8) {
+        let last = std::mem::replace(&mut self.path(ENDS).previous, path);
+        self.path(last).next = path;
+        (self.path(path).previous, self.path(path).next) = (last, ENDS);
+    }
+
+    pub(super) fn set_usable(&mut self, is_usable: impl Fn(u8) -> bool) {
+        for path in 0..self.count {
+            match (self.path(path).usable, is_usable(path)) {
+                (true, false) => {
+                    self.leave(path);
+                    self.usable_count -= 1;
+                }
+                (false, true) => {
+                    self.follow(path);
+                    self.usable_count += 1;
+                }
+                _ => {}
             }
+            self.path(path).usable = is_usable(path);
         }
-        Some(best)
     }
 
-    /// `Less`: `a` is better. The kernel's `hst_compare`.
-    fn compare(&self, a: &Path, b: &Path, now: u64) -> Ordering {
-        let (slow, fast) = if a.service_time > b.service_time { (a, b) } else { (b, a) };
-        if slow.service_time <= self.threshold.saturating_mul(fast.service_time) {
-            return a.requests.cmp(&b.requests);
-        }
-        let (a_idle, b_idle) = (a.requests == 0, b.requests == 0);
-        // A path that nobody uses and nobody has heard of for long is tried; of two, the one longer unheard of.
-        if (a_idle && a.stale_after < now) || (b_idle && b.stale_after < now) || (a_idle && b_idle) {
-            let own = if b_idle { a.stale_after } else { 0 };
-            let others = if a_idle { b.stale_after } else { 0 };
-            return own.cmp(&others);
-        }
-        let (mut a_time, mut b_time) = (a.service_time, b.service_time);
-        let b_better = if a.requests == b.requests {
-            a_time > b_time
+    pub(super) fn has_usable(&self) -> bool {
+        self.usable_count > 0
+    }
+
+    /// Whether [`take`](Historical::take) is all there is to it.
+    #[inline(always)]
+    pub(in crate::multipath) fn is_plain(&self) -> bool {
+        self.is_plain && u64::from(self.requests) < REQUESTS_MAX
+    }
+
+    /// The path for the next request, which is in flight there from now on. Asked only while one is usable, there is no
+    /// threshold, and few requests are in flight.
+    #[inline(always)]
+    pub(in crate::multipath) fn take(&mut self, now: Nanos) -> u8 {
+        let best = if self.requests == 0 {
+            self.stalest()
         } else {
-            if a.requests >= REQUESTS_MAX || b.requests >= REQUESTS_MAX {
-                a_time >>= FIXED_SHIFT;
-                b_time >>= FIXED_SHIFT;
-            }
-            let estimate = |requests: u64, time: u64| (1 + requests).saturating_mul(time);
-            estimate(a.requests, a_time) > estimate(b.requests, b_time)
+            self.best(|path, other| path.is_better_in_time(other, now.0))
         };
-        // What is known of a winner that is stale may be too good to be true: no more for it than for the other.
-        let winner = if b_better { b } else { a };
-        if winner.stale_after < now {
-            return a.requests.cmp(&b.requests);
-        }
-        if b_better { Ordering::Greater } else { Ordering::Less }
+        self.put(best)
     }
 
-    pub(super) fn report(&self, path: u16) -> Report {
+    /// The same in general.
+    pub(in crate::multipath) fn take_in_general(&mut self, now: Nanos) -> u8 {
+        let best = self.best(|path, other| path.is_better(other, self.threshold, now.0));
+        self.put(best)
+    }
+
+    /// A request goes down a path, which becomes the last of the list.
+    #[inline(always)]
+    fn put(&mut self, best: u8) -> u8 {
+        if self.path(best).next != ENDS {
+            self.leave(best);
+            self.follow(best);
+        }
+        self.requests += 1;
+        let path = self.path(best);
+        path.requests += 1;
+        path.estimate = path.estimate.wrapping_add(path.service_time);
+        best
+    }
+
+    /// The first path of the list than which none that comes later is better.
+    #[inline(always)]
+    fn best(&self, is_better: impl Fn(&Path, &Path) -> bool) -> u8 {
+        let mut best = self.paths[usize::from(ENDS)].next;
+        let mut known = &self.paths[usize::from(best)];
+        let mut path = known.next;
+        while path != ENDS {
+            let other = &self.paths[usize::from(path)];
+            if is_better(other, known) {
+                (best, known) = (path, other);
+            }
+            path = other.next;
+        }
+        best
+    }
+
+    /// The best where nothing is in flight: the one that nobody has heard of for longest.
+    #[inline(always)]
+    fn stalest(&self) -> u8 {
+        let mut best = self.paths[usize::from(ENDS)].next;
+        let Path { mut stale_after, next: mut path, .. } = self.paths[usize::from(best)];
+        while path != ENDS {
+            let other = &self.paths[usize::from(path)];
+            best = if other.stale_after < stale_after { path } else { best };
+            stale_after = stale_after.min(other.stale_after);
+            path = other.next;
+        }
+        best
+    }
+
+    /// A request that had gone down at some time `went` ago has come back.
+    #[inline(always)]
+    pub(in crate::multipath) fn end(&mut self, path: u8, went_ns: u64, now: Nanos) {
+        let last_end = std::mem::replace(&mut self.last_ends[usize::from(path)], now.0);
+        // Of requests that were there together only the time after the one before is this one's own.
+        let took = went_ns.min(now.0.saturating_sub(last_end));
+        let weight = self.weights[((took >> BUCKET_SHIFT) as usize).min(WEIGHTS - 1)];
+        let took = if took > FIXED_MAX >> FIXED_SHIFT { FIXED_MAX } else { took << FIXED_SHIFT };
+        self.requests -= 1;
+        let path = &mut self.paths[usize::from(path)];
+        path.requests -= 1;
+        // Neither is more than the most, so neither is what lies between.
+        let sum = path.service_time * weight + took * (FIXED_ONE - weight) + (FIXED_ONE >> 1);
+        path.service_time = sum >> FIXED_SHIFT;
+        path.estimate = path.service_time.wrapping_mul(u64::from(path.requests) + 1);
+        let stale_ns = self.usable_count.saturating_mul(path.service_time >> FIXED_SHIFT);
+        path.stale_after = now.0.saturating_add(stale_ns);
+    }
+
+    pub(super) fn report(&self, path: u8) -> Report {
         let path = &self.paths[usize::from(path)];
         Report {
-            requests: path.requests,
+            requests: path.requests.into(),
             service_time: path.service_time,
             stale_after: path.stale_after,
             ..Report::default()
@@ -142,12 +236,64 @@ impl Historical {
     }
 }
 
+impl Path {
+    /// Whether it is to be preferred to one that comes before it in the list. The kernel's `hst_compare`.
+    fn is_better(&self, other: &Path, threshold: u64, now: u64) -> bool {
+        let (slow, fast) =
+            (self.service_time.max(other.service_time), self.service_time.min(other.service_time));
+        if slow <= threshold.saturating_mul(fast) {
+            return self.requests < other.requests;
+        }
+        let coarse = u64::from(self.requests.max(other.requests)) >= REQUESTS_MAX;
+        let other_better = match self.requests == other.requests {
+            true => self.service_time > other.service_time,
+            false if coarse => self.coarse_estimate() > other.coarse_estimate(),
+            false => self.estimate > other.estimate,
+        };
+        self.is_better_unless(other_better, other, now)
+    }
+
+    /// The same where no threshold makes them alike, and few requests are in flight.
+    #[inline(always)]
+    fn is_better_in_time(&self, other: &Path, now: u64) -> bool {
+        self.is_better_unless(self.estimate > other.estimate, other, now)
+    }
+
+    /// The same unless the other is the better one by what it would take, and nothing else is to be said.
+    #[inline(always)]
+    fn is_better_unless(&self, other_better: bool, other: &Path, now: u64) -> bool {
+        let (idle, other_idle) = (self.requests == 0, other.requests == 0);
+        // A path that nobody uses and nobody has heard of for long is tried; of two, the one longer unheard of.
+        if idle | other_idle {
+            match (idle, other_idle) {
+                (true, true) => return self.stale_after < other.stale_after,
+                (true, false) if self.stale_after < now => return other.stale_after > 0,
+                (false, true) if other.stale_after < now => return false,
+                _ => {}
+            }
+        }
+        // What is known of a winner that is stale may be too good to be true: no more for it than for the other.
+        let winner = if other_better { other } else { self };
+        if winner.stale_after < now {
+            return self.requests < other.requests;
+        }
+        !other_better
+    }
+
+    /// What one more request would take, where a product might overflow.
+    fn coarse_estimate(&self) -> u64 {
+        (1 + u64::from(self.requests)).saturating_mul(self.service_time >> FIXED_SHIFT)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn path(service_time: u64, requests: u64, stale_after: u64) -> Path {
-        Path { service_time, requests, stale_after, last_end: 0 }
+    fn path(service_time: u64, requests: u32, stale_after: u64) -> Path {
+        let (next, previous, usable) = (ENDS, ENDS, true);
+        let estimate = service_time * (1 + u64::from(requests));
+        Path { service_time, requests, stale_after, estimate, next, previous, usable }
     }
 
     #[test]
@@ -162,49 +308,60 @@ mod tests {
 
     #[test]
     fn a_request_moves_the_average_by_what_it_took() {
-        let mut historical = Historical::new(512, 0, 1);
-        historical.set_usable_count(2);
-        historical.start(0);
-        historical.end(0, Nanos(1000), Nanos(2000));
+        let mut historical = Historical::new(512, 0, 2);
+        historical.set_usable(|_| true);
+        assert_eq!(historical.take(Nanos(1000)), 0);
+        historical.end(0, 1000, Nanos(2000));
         // Half of 1 ns, half of 1000 ns.
         assert_eq!(historical.report(0).service_time, (FIXED_ONE + 1000 * FIXED_ONE) / 2);
         assert_eq!(historical.report(0).stale_after, 2000 + 2 * 500);
         // One that was there at the same time counts from when the one before had ended.
-        historical.start(0);
-        historical.end(0, Nanos(1000), Nanos(2000));
+        (historical.path(0).requests, historical.requests) = (1, 1);
+        historical.end(0, 1000, Nanos(2000));
         assert_eq!(historical.report(0).service_time >> FIXED_SHIFT, 250);
     }
 
     #[test]
+    fn a_request_that_took_for_ever_fits() {
+        let mut historical = Historical::new(1023, 0, 1);
+        historical.set_usable(|_| true);
+        for now in [1 << 44, u64::MAX / 2, u64::MAX] {
+            assert_eq!(historical.take(Nanos(now)), 0);
+            historical.end(0, u64::MAX, Nanos(now));
+            assert_eq!(historical.report(0).service_time, FIXED_MAX);
+        }
+    }
+
+    /// Whether the first is better, which comes after the other in the list; the other way round it must not be.
+    fn wins(a: &Path, b: &Path, threshold: u64) -> bool {
+        let (first, second) = (a.is_better(b, threshold, 500), b.is_better(a, threshold, 500));
+        assert!(first != second, "{a:?} {b:?}");
+        let few = a.requests.max(b.requests) < 1024;
+        assert!(threshold > 0 || !few || a.is_better_in_time(b, 500) == first, "{a:?} {b:?}");
+        first
+    }
+
+    #[test]
     fn the_quicker_path_wins_until_it_is_too_busy() {
-        let historical = Historical::new(972, 0, 2);
-        let busy =
-            |requests| historical.compare(&path(100 << 10, requests, 1000), &path(400 << 10, 1, 1000), 500);
-        assert_eq!(busy(2), Ordering::Less);
-        assert_eq!(busy(8), Ordering::Greater);
+        let busy = |requests| wins(&path(100 << 10, requests, 1000), &path(400 << 10, 1, 1000), 0);
+        assert!(busy(2) && !busy(8));
+        // Where the products would not fit.
+        let busy = |requests| wins(&path(100 << 10, requests, 1000), &path(400 << 10, 1024, 1000), 0);
+        assert!(busy(4096) && !busy(4200));
     }
 
     #[test]
     fn paths_within_the_threshold_go_by_what_is_in_flight() {
-        let historical = Historical::new(972, 4, 2);
-        assert_eq!(
-            historical.compare(&path(400 << 10, 1, 1000), &path(100 << 10, 2, 1000), 500),
-            Ordering::Less
-        );
+        assert!(wins(&path(400 << 10, 1, 1000), &path(100 << 10, 2, 1000), 4));
     }
 
     #[test]
     fn an_idle_path_that_is_stale_is_tried() {
-        let historical = Historical::new(972, 0, 2);
-        let slow_idle = path(9000 << 10, 0, 100);
-        assert_eq!(historical.compare(&slow_idle, &path(10 << 10, 1, 1000), 500), Ordering::Less);
-        assert_eq!(historical.compare(&path(10 << 10, 1, 1000), &slow_idle, 500), Ordering::Greater);
+        assert!(wins(&path(9000 << 10, 0, 100), &path(10 << 10, 1, 1000), 0));
     }
 
     #[test]
     fn a_winner_that_is_stale_gets_no_more_than_its_share() {
-        let historical = Historical::new(972, 0, 2);
-        let stale = path(10 << 10, 3, 100);
-        assert_eq!(historical.compare(&stale, &path(400 << 10, 2, 1000), 500), Ordering::Greater);
+        assert!(!wins(&path(10 << 10, 3, 100), &path(400 << 10, 2, 1000), 0));
     }
 }

@@ -2,18 +2,26 @@
 //!
 //! What a table says of a selector and of its paths is [`SelectorArgs`] and [`PathArgs`]; [`Selector`] is what a
 //! hardware queue keeps to choose by. Each queue has its own: what is in flight is what this queue has in flight,
-//! so choosing writes nothing that another thread reads. The algorithms are the kernel's (drivers/md/dm-ps-*.c).
+//! so choosing writes nothing that another thread reads. The algorithms are the kernel's (drivers/md/dm-ps-*.c); that
+//! they choose as the kernel's lists would is held by `model.rs`.
 
 mod affinity;
+mod fewest;
 mod historical;
-mod load;
+#[cfg(test)]
+mod model;
+mod soonest;
 
 use crate::target::{TargetError, Words, number};
 use affinity::CpuMask;
 use block::Bytes;
+use fewest::Fewest;
 use historical::Historical;
-use load::Load;
 use queue::Nanos;
+use soonest::Soonest;
+
+/// More paths than a stack can have, whose nodes have numbers of eight bits.
+pub(super) const PATHS_MAX: usize = 1 << u8::BITS;
 
 /// `HST_FIXED_95`: 0.95 in ten binary digits.
 const BASE_WEIGHT_DEFAULT: u32 = 972;
@@ -212,135 +220,164 @@ pub struct Report {
 
 /// How one hardware queue chooses among the paths of one group. Paths are numbered within the group.
 #[derive(Debug)]
-pub(super) struct Selector {
-    kind: Kind,
-    /// The usable ones; those chosen longest ago come first.
-    usable: Vec<u16>,
-}
-
-#[derive(Debug)]
-enum Kind {
-    RoundRobin,
-    QueueLength(Box<[Load]>),
-    ServiceTime(Box<[Load]>),
-    Historical(Box<Historical>),
+#[repr(u8)]
+pub(super) enum Selector {
+    RoundRobin(Turns),
     /// Which path this queue's CPU was given, and how often it had none.
     Affinity {
-        own: Option<u16>,
+        turns: Turns,
+        own: Option<u8>,
         misses: u64,
     },
+    QueueLength(Fewest),
+    ServiceTime(Soonest),
+    Historical(Box<Historical>),
+}
+
+/// The usable paths of a group where nothing is counted; those chosen longest ago come first.
+#[derive(Default, Debug)]
+pub(super) struct Turns {
+    usable: Vec<u8>,
+    count: u8,
+}
+
+impl Turns {
+    fn new(count: u8) -> Turns {
+        Turns { usable: Vec::with_capacity(count.into()), count }
+    }
+
+    fn set_usable(&mut self, is_usable: impl Fn(u8) -> bool) {
+        self.usable.retain(|&path| is_usable(path));
+        for path in 0..self.count {
+            if is_usable(path) && !self.usable.contains(&path) {
+                self.usable.push(path);
+            }
+        }
+    }
+
+    fn take(&mut self) -> Option<u8> {
+        let first = *self.usable.first()?;
+        self.usable.rotate_left(1);
+        Some(first)
+    }
 }
 
 impl Selector {
     /// For a queue that is served by CPU `cpu`. No path is usable yet.
     pub(super) fn new(args: &SelectorArgs, paths: &[PathArgs], cpu: usize) -> Selector {
-        let kind = match args {
-            SelectorArgs::RoundRobin => Kind::RoundRobin,
-            SelectorArgs::QueueLength => Kind::QueueLength(load::of(paths)),
-            SelectorArgs::ServiceTime => Kind::ServiceTime(load::of(paths)),
-            SelectorArgs::Historical { base_weight, threshold } => {
-                Kind::Historical(Box::new(Historical::new(*base_weight, *threshold, paths.len())))
+        // More do not fit a stack, which is refused for it before anything asks here.
+        let paths = &paths[..paths.len().min(PATHS_MAX - 1)];
+        let count = paths.len() as u8;
+        match args {
+            SelectorArgs::RoundRobin => Selector::RoundRobin(Turns::new(count)),
+            SelectorArgs::Affinity => {
+                let own = affinity::owner(paths, cpu);
+                Selector::Affinity { turns: Turns::new(count), own, misses: 0 }
             }
-            SelectorArgs::Affinity => Kind::Affinity { own: affinity::owner(paths, cpu), misses: 0 },
-        };
-        Selector { kind, usable: Vec::with_capacity(paths.len()) }
+            SelectorArgs::QueueLength => Selector::QueueLength(Fewest::new(count)),
+            SelectorArgs::ServiceTime => Selector::ServiceTime(Soonest::new(paths)),
+            SelectorArgs::Historical { base_weight, threshold } => {
+                Selector::Historical(Box::new(Historical::new(*base_weight, *threshold, count)))
+            }
+        }
+    }
+
+    /// Of a group without paths.
+    pub(super) fn nobody() -> Selector {
+        Selector::RoundRobin(Turns::default())
     }
 
     /// Some paths have failed or come back. Those that stay keep their order; those that come back go last.
-    pub(super) fn set_usable(&mut self, is_usable: impl Fn(u16) -> bool, count: u16) {
-        self.usable.retain(|&path| is_usable(path));
-        for path in 0..count {
-            if is_usable(path) && !self.usable.contains(&path) {
-                self.usable.push(path);
-            }
-        }
-        if let Kind::Historical(historical) = &mut self.kind {
-            historical.set_usable_count(self.usable.len());
+    pub(super) fn set_usable(&mut self, is_usable: impl Fn(u8) -> bool) {
+        match self {
+            Selector::RoundRobin(turns) | Selector::Affinity { turns, .. } => turns.set_usable(is_usable),
+            Selector::QueueLength(fewest) => fewest.set_usable(is_usable),
+            Selector::ServiceTime(soonest) => soonest.set_usable(is_usable),
+            Selector::Historical(historical) => historical.set_usable(is_usable),
         }
     }
 
     /// Whether there is a path to choose.
     pub(super) fn has_usable(&self) -> bool {
-        !self.usable.is_empty()
+        match self {
+            Selector::RoundRobin(turns) | Selector::Affinity { turns, .. } => !turns.usable.is_empty(),
+            Selector::QueueLength(fewest) => fewest.has_usable(),
+            Selector::ServiceTime(soonest) => soonest.has_usable(),
+            Selector::Historical(historical) => historical.has_usable(),
+        }
     }
 
     /// The paths that requests take in turn, whatever is in flight: whoever sends them can do without asking. None: the
     /// selector is to be asked for each request.
-    pub(super) fn turns(&self) -> &[u16] {
-        match &self.kind {
-            Kind::RoundRobin => &self.usable,
+    pub(super) fn turns(&self) -> &[u8] {
+        match self {
+            Selector::RoundRobin(turns) => &turns.usable,
             // Its own alone. Going without one is counted each time.
-            Kind::Affinity { own: Some(own), .. } => {
-                let place = self.usable.iter().position(|path| path == own);
+            Selector::Affinity { turns: Turns { usable, .. }, own: Some(own), .. } => {
+                let place = usable.iter().position(|path| path == own);
                 // Any is better than none; which it is stays the same as long as it lasts.
-                place.map_or(&self.usable[..self.usable.len().min(1)], |place| &self.usable[place..=place])
+                place.map_or(&usable[..usable.len().min(1)], |place| &usable[place..=place])
             }
             _ => &[],
         }
     }
 
-    /// The path for a request of that length.
-    #[inline]
-    pub(super) fn choose(&mut self, len: Bytes, now: Nanos) -> Option<u16> {
-        let place = match &mut self.kind {
-            Kind::RoundRobin => 0,
-            Kind::QueueLength(loads) => load::shortest(loads, &self.usable)?,
-            Kind::ServiceTime(loads) => load::soonest(loads, &self.usable, len.0)?,
-            Kind::Historical(historical) => historical.best(&self.usable, now)?,
-            Kind::Affinity { own, misses } => {
+    /// The path for a request of that length, which is in flight there from now on. Asked only while a path is usable.
+    pub(super) fn take(&mut self, len: Bytes, now: Nanos) -> Option<u8> {
+        match self {
+            Selector::QueueLength(fewest) if fewest.is_small() => Some(fewest.take()),
+            Selector::QueueLength(fewest) => Some(fewest.take_of_many()),
+            Selector::ServiceTime(soonest) if soonest.is_small() => Some(soonest.take(len.0)),
+            Selector::ServiceTime(soonest) => Some(soonest.take_of_any(len.0)),
+            Selector::Historical(historical) if historical.is_plain() => Some(historical.take(now)),
+            Selector::Historical(historical) => Some(historical.take_in_general(now)),
+            Selector::RoundRobin(turns) => turns.take(),
+            Selector::Affinity { turns, own, misses } => {
                 *misses += u64::from(own.is_none());
-                let own = own.filter(|own| self.usable.contains(own));
-                return own.or(self.usable.first().copied());
+                let own = own.filter(|own| turns.usable.contains(own));
+                own.or(turns.usable.first().copied())
             }
-        };
-        self.usable.get(place)?;
-        let path = self.usable[place];
-        // It goes last. A rotation in general would take longer than the rest of this.
-        for place in place + 1..self.usable.len() {
-            self.usable[place - 1] = self.usable[place];
         }
-        *self.usable.last_mut()? = path;
-        Some(path)
     }
 
-    /// A request goes down a path.
+    /// It has come back, however it ended. It had gone down so long before.
+    pub(super) fn end(&mut self, path: u8, len: Bytes, went_ns: u64, now: Nanos) {
+        match self {
+            Selector::QueueLength(fewest) => fewest.end(path),
+            Selector::ServiceTime(soonest) => soonest.end(path, len.0),
+            Selector::Historical(historical) => historical.end(path, went_ns, now),
+            Selector::RoundRobin(_) | Selector::Affinity { .. } => {}
+        }
+    }
+
+    /// What this queue knows of each of the first `count` paths, where it knows anything.
     #[inline]
-    pub(super) fn start(&mut self, path: u16, len: Bytes) {
-        match &mut self.kind {
-            Kind::QueueLength(loads) | Kind::ServiceTime(loads) => loads[usize::from(path)].start(len.0),
-            Kind::Historical(historical) => historical.start(path),
-            Kind::RoundRobin | Kind::Affinity { .. } => {}
+    pub(super) fn each_report(&self, count: u8, show: impl Fn(u8, Report)) {
+        let paths = 0..count;
+        match self {
+            Selector::RoundRobin(_) => {}
+            Selector::Affinity { misses, .. } => {
+                paths.for_each(|path| show(path, Report { misses: *misses, ..Report::default() }));
+            }
+            Selector::QueueLength(fewest) => paths.for_each(|path| show(path, fewest.report(path))),
+            Selector::ServiceTime(soonest) => paths.for_each(|path| show(path, soonest.report(path))),
+            Selector::Historical(historical) => paths.for_each(|path| show(path, historical.report(path))),
         }
     }
 
-    /// It has come back, however it ended. It had gone down at `started`.
+    /// Between two turns of the queue.
     #[inline]
-    pub(super) fn end(&mut self, path: u16, len: Bytes, started: Nanos, now: Nanos) {
-        match &mut self.kind {
-            Kind::QueueLength(loads) | Kind::ServiceTime(loads) => loads[usize::from(path)].end(len.0),
-            Kind::Historical(historical) => historical.end(path, started, now),
-            Kind::RoundRobin | Kind::Affinity { .. } => {}
-        }
-    }
-
-    /// What this queue knows of a path.
-    pub(super) fn report(&self, path: u16) -> Report {
-        match &self.kind {
-            Kind::RoundRobin => Report::default(),
-            Kind::QueueLength(loads) | Kind::ServiceTime(loads) => loads[usize::from(path)].report(),
-            Kind::Historical(historical) => historical.report(path),
-            Kind::Affinity { misses, .. } => Report { misses: *misses, ..Report::default() },
+    pub(super) fn look_after_turns(&mut self) {
+        match self {
+            Selector::QueueLength(fewest) => fewest.look_after_turns(),
+            Selector::ServiceTime(soonest) => soonest.look_after_turns(),
+            _ => {}
         }
     }
 
     /// Whether it goes by what is in flight, and is to be told of each request that ends.
     pub(super) fn counts(&self) -> bool {
-        !matches!(self.kind, Kind::RoundRobin | Kind::Affinity { .. })
-    }
-
-    /// Whether [`report`](Selector::report) says anything.
-    pub(super) fn reports(&self) -> bool {
-        !matches!(self.kind, Kind::RoundRobin)
+        !matches!(self, Selector::RoundRobin(_) | Selector::Affinity { .. })
     }
 }
 
@@ -352,19 +389,23 @@ mod tests {
 
     fn selector(args: SelectorArgs, paths: &[PathArgs]) -> Selector {
         let mut selector = Selector::new(&args, paths, 0);
-        selector.set_usable(|_| true, paths.len() as u16);
+        selector.set_usable(|_| true);
         selector
     }
 
     /// What becomes of so many requests where paths are taken in turn.
-    fn in_turn(selector: &Selector, count: usize) -> Vec<u16> {
+    fn in_turn(selector: &Selector, count: usize) -> Vec<u8> {
         selector.turns().iter().copied().cycle().take(count).collect()
     }
 
-    fn next(selector: &mut Selector, len: u64) -> u16 {
-        let path = selector.choose(Bytes(len), NOW).unwrap();
-        selector.start(path, Bytes(len));
-        path
+    fn report(selector: &Selector, path: u8) -> Report {
+        let found = std::cell::Cell::new(Report::default());
+        selector.each_report(path + 1, |_, report| found.set(report));
+        found.get()
+    }
+
+    fn next(selector: &mut Selector, len: u64) -> u8 {
+        selector.take(Bytes(len), NOW).unwrap()
     }
 
     #[test]
@@ -373,19 +414,19 @@ mod tests {
             selector(SelectorArgs::RoundRobin, &[PathArgs::Plain, PathArgs::Plain, PathArgs::Plain]);
         assert_eq!(in_turn(&selector, 6), [0, 1, 2, 0, 1, 2]);
         assert_eq!((0..6).map(|_| next(&mut selector, 1)).collect::<Vec<_>>(), [0, 1, 2, 0, 1, 2]);
-        selector.set_usable(|path| path != 1, 3);
+        selector.set_usable(|path| path != 1);
         assert_eq!(in_turn(&selector, 4), [0, 2, 0, 2]);
-        selector.set_usable(|_| false, 3);
-        assert!(selector.turns().is_empty() && selector.choose(Bytes(1), NOW).is_none());
+        selector.set_usable(|_| false);
+        assert!(selector.turns().is_empty() && selector.take(Bytes(1), NOW).is_none());
     }
 
     #[test]
     fn queue_length_takes_the_path_with_least_in_flight() {
         let mut selector = selector(SelectorArgs::QueueLength, &[PathArgs::Plain, PathArgs::Plain]);
         assert_eq!((0..4).map(|_| next(&mut selector, 512)).collect::<Vec<_>>(), [0, 1, 0, 1]);
-        selector.end(1, Bytes(512), NOW, NOW);
+        selector.end(1, Bytes(512), 0, NOW);
         assert_eq!(next(&mut selector, 512), 1);
-        assert_eq!(selector.report(0).requests, 2);
+        assert_eq!(report(&selector, 0).requests, 2);
     }
 
     #[test]
@@ -395,7 +436,7 @@ mod tests {
         // Nothing is in flight: the faster one. Then three times as much on that one.
         let order: Vec<_> = (0..8).map(|_| next(&mut selector, 4096)).collect();
         assert_eq!(order.iter().filter(|&&path| path == 1).count(), 6, "{order:?}");
-        assert_eq!(selector.report(1).bytes, 6 * 4096);
+        assert_eq!(report(&selector, 1).bytes, 6 * 4096);
     }
 
     #[test]
@@ -403,7 +444,7 @@ mod tests {
         let paths = [PathArgs::Throughput(0), PathArgs::Throughput(1)];
         let mut selector = selector(SelectorArgs::ServiceTime, &paths);
         assert!((0..4).all(|_| next(&mut selector, 4096) == 1));
-        selector.set_usable(|path| path == 0, 2);
+        selector.set_usable(|path| path == 0);
         assert_eq!(next(&mut selector, 4096), 0);
     }
 
@@ -412,13 +453,13 @@ mod tests {
         let mask = |text: &str| PathArgs::Cpus(text.parse().unwrap());
         let paths = [mask("2"), mask("1")];
         let mut own = selector(SelectorArgs::Affinity, &paths);
-        assert_eq!((in_turn(&own, 2), own.report(0).misses), (vec![1, 1], 0));
-        own.set_usable(|path| path == 0, 2);
-        assert_eq!((in_turn(&own, 2), own.report(0).misses), (vec![0, 0], 0));
-        own.set_usable(|_| false, 2);
-        assert!(own.turns().is_empty() && own.choose(Bytes(1), NOW).is_none());
+        assert_eq!((in_turn(&own, 2), report(&own, 0).misses), (vec![1, 1], 0));
+        own.set_usable(|path| path == 0);
+        assert_eq!((in_turn(&own, 2), report(&own, 0).misses), (vec![0, 0], 0));
+        own.set_usable(|_| false);
+        assert!(own.turns().is_empty() && own.take(Bytes(1), NOW).is_none());
         let mut stranger = Selector::new(&SelectorArgs::Affinity, &paths, 7);
-        stranger.set_usable(|_| true, 2);
-        assert_eq!((next(&mut stranger, 1), stranger.report(0).misses), (0, 1));
+        stranger.set_usable(|_| true);
+        assert_eq!((next(&mut stranger, 1), report(&stranger, 0).misses), (0, 1));
     }
 }
