@@ -116,9 +116,9 @@ pub fn get(choice: &Choice, cache: &Path, update: bool) -> Result<Kernel, String
         }
     };
     let folder = cache.join("kernels").join(&version);
-    let (image, modules) = (folder.join("vmlinux"), folder.join("modules.cpio"));
+    let (image, modules) = (folder.join("vmlinux"), folder.join(modules::archive()));
     if !modules.is_file() {
-        // Somebody cleaned up: forget what was remembered and start over.
+        // Somebody cleaned up, or guests need other modules: forget what was remembered and start over.
         at(&remembered, "removing", std::fs::remove_file(&remembered))?;
         return get(choice, cache, true);
     }
@@ -226,7 +226,7 @@ fn fetch(choice: &Choice, cache: &Path) -> Result<String, String> {
     let version =
         newest(&names, &beginning).ok_or_else(|| format!("no cloud kernel {beginning} in the archive"))?;
     let folder = cache.join("kernels").join(version);
-    if !folder.join("modules.cpio").is_file() {
+    if !folder.join(modules::archive()).is_file() {
         eprintln!("guest: fetching Linux {version}");
         // Newer packages are split: then the image's own has nothing.
         let is_split = names.contains(&format!("linux-binary-{version}"));
@@ -262,7 +262,7 @@ fn prepare(version: &str, unpacked: &Path, folder: &Path) -> Result<(), String> 
     let part = folder.join("modules.part");
     let mut file = at(&part, "making", std::fs::File::create(&part))?;
     at(&part, "writing", tree.write(&mut file))?;
-    at(&part, "renaming", std::fs::rename(&part, folder.join("modules.cpio")))
+    at(&part, "renaming", std::fs::rename(&part, folder.join(modules::archive())))
 }
 
 /// The compressed kernel within a `bzImage`, and what unpacks it. Source: the kernel's Documentation/arch/x86/boot.rst,

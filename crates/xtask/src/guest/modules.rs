@@ -26,6 +26,8 @@ const WANTED: &[&str] = &[
     "dm-round-robin",
     "dm-queue-length",
     "dm-service-time",
+    "dm-historical-service-time",
+    "dm-io-affinity",
     "dm-flakey",
     "dm-delay",
     "dm-zero",
@@ -63,6 +65,13 @@ const WANTED: &[&str] = &[
     "blake2b_generic",
     "virtio_console",
 ];
+
+/// The name of the archive of them. It changes with the list, so that one that was kept from before is not taken for whole.
+pub fn archive() -> String {
+    // FNV-1a, of 32 bits.
+    let add = |sum: u32, byte: u8| (sum ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    format!("modules-{:08x}.cpio", WANTED.join(" ").bytes().fold(0x811c_9dc5, add))
+}
 
 /// The modules of a kernel: where each is. Names have underscores.
 type Index = BTreeMap<String, PathBuf>;
