@@ -182,6 +182,7 @@ impl Rig {
             }
             Stacking::Deadline { .. } => {
                 let scheduler = Scheduler::new(Choice::of(Policy::MqDeadline));
+                scheduler.made_for(DEPTH);
                 let children = Layer::<BenchRing>::spares(&scheduler, DEPTH);
                 stack.layer(scheduler.node(&profile(), &[NodeId(1)]), children);
             }

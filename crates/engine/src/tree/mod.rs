@@ -454,6 +454,7 @@ impl Tree {
     ) -> Result<Mounted, DeviceError> {
         let mut stack = Stack::default();
         let mut held = Held { files: Vec::new(), regions: Vec::new(), nudge };
+        self.made_for(depth);
         if let Err(error) = self.mount_at(NodeId::TOP, ring, depth, &mut stack, &mut held) {
             held.release(ring);
             return Err(error);

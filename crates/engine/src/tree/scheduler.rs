@@ -38,6 +38,16 @@ impl Tree {
         }
     }
 
+    /// Tell the device's own schedulers of a queue of that depth. Those of devices below it have queues of their own.
+    pub(super) fn made_for(&self, depth: u16) {
+        if let Extent::Scheduler(scheduler) = &self.extent {
+            scheduler.made_for(depth);
+        }
+        if let Element::Layer(_, below) = &self.element {
+            below.iter().for_each(|child| child.made_for(depth));
+        }
+    }
+
     /// Whether it cuts requests and does nothing else.
     fn is_split(&self) -> bool {
         matches!(&self.element, Element::Layer(layer, below) if layer.name() == "split" && below.len() == 1)

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::device::DeviceConfig;
-use crate::spec::{DeviceName, LayerSpec, StackSpec};
+use crate::spec::{DeviceName, LayerSpec, StackSpec, TableSpec};
 use block::{Bytes, Sectors};
 use queue::Node;
 use std::sync::{Arc, Mutex};
@@ -83,4 +83,23 @@ fn nodes_are_numbered_as_they_are_put_on_the_stack() {
     assert_eq!(mounted.held.regions.len(), 4);
     mounted.held.release(&mut ring);
     assert_eq!((tree.count(), tree.height()), (7, 3));
+}
+
+#[test]
+fn a_scheduler_has_the_depth_of_its_own_device_whatever_stands_above() {
+    let lower = Device::open(
+        &config("ram:1M", &["mq-deadline"], ""),
+        0,
+        &Surroundings { pool: &Pool::default(), device: &|_| None },
+    );
+    let lower = Arc::new(lower.unwrap());
+    let find = |name: &str| (name == "test").then(|| lower.clone());
+    let around = Surroundings { pool: &Pool::default(), device: &find };
+    let table = "0 8 linear test 0".parse::<TableSpec>().unwrap();
+    let upper = open_table(&table, &[], "", &around).unwrap().tree;
+    let mut ring = KernelRing::new(ring::RingConfig::default()).unwrap();
+    let own = lower.mount(&mut ring, 4, Arc::new(|| {})).unwrap();
+    let above = upper.mount(&mut ring, 64, Arc::new(|| {})).unwrap();
+    assert!(lower.describe().contains(&("nr_requests", "4".to_owned())), "{:?}", lower.describe());
+    [own, above].into_iter().for_each(|mounted| mounted.held.release(&mut ring));
 }

@@ -32,6 +32,11 @@ impl Scheduler {
         }
     }
 
+    /// A queue of that depth has it: a device's `nr_requests` is that of its own queues, whatever stands above it.
+    pub fn made_for(&self, depth: u16) {
+        self.values.set_requests(depth);
+    }
+
     /// What was chosen, and set since.
     pub fn choice(&self) -> Choice {
         *self.choice.lock().unwrap_or_else(PoisonError::into_inner)
@@ -49,7 +54,6 @@ impl<R: Ring> Layer<R> for Scheduler {
     }
 
     fn spares(&self, depth: u16) -> u16 {
-        self.values.set_requests(depth);
         depth.clamp(1, GROUPS_MAX)
     }
 

@@ -35,6 +35,7 @@ fn profile(change: impl Fn(&mut QueueLimits)) -> Profile {
 fn bench_on(text: &str, below: &Profile) -> Bench {
     let scheduler = Scheduler::new(text.parse::<Choice>().unwrap());
     let whole = Layer::<Clock>::profile(&scheduler, std::slice::from_ref(below)).unwrap();
+    scheduler.made_for(64);
     let children = Layer::<Clock>::spares(&scheduler, 64);
     let bench = Bench::deep(64, children, scheduler.node(&whole, &[NodeId(1)]));
     bench.log.borrow_mut().holds = true;

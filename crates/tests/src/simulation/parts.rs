@@ -292,6 +292,7 @@ impl Builder<'_> {
                 let scheduler = Scheduler::new(*choice);
                 let lends = matches!(**below, Part::Lender { .. });
                 let whole = Profile { limits: QueueLimits::clone(limits), lends, ..self.setup.any_profile() };
+                scheduler.made_for(self.setup.depth);
                 let children = Layer::<R>::spares(&scheduler, self.setup.depth);
                 stack.layer(Layer::<R>::node(&scheduler, &whole, &[child]), children)
             }
