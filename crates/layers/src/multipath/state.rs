@@ -12,7 +12,7 @@
 //! Paths that have to be activated before they are used: `activation.rs`.
 
 use super::activation::Rounds;
-use super::config::Config;
+use super::config::{Config, QueueMode};
 use super::select::Report;
 use crate::target::MessageError;
 #[cfg(loom)]
@@ -302,7 +302,16 @@ impl Multipath {
             let Chosen { current, next, stage } = seen;
             let asked =
                 [next, current].into_iter().find(|&group| group != NONE && self.has_path(group as usize));
-            let group = asked.or_else(|| self.first_with_path())?;
+            let Some(group) = asked.or_else(|| self.first_with_path()) else {
+                let none = Chosen::without_current(seen.pack());
+                let set = self.chosen.compare_exchange(seen.pack(), none, AcqRel, Acquire).is_ok();
+                if set && self.first_with_path().is_none() {
+                    // As the kernel: what was asked for was tried, and no group is in use.
+                    self.untouched.store(false, Relaxed);
+                    return None;
+                }
+                continue;
+            };
             let stage = if group == current { stage } else { stage.wrapping_add(1) };
             let wanted = Chosen { current: group, next: NONE, stage };
             let set = || self.chosen.compare_exchange(seen.pack(), wanted.pack(), AcqRel, Acquire);
@@ -330,9 +339,7 @@ impl Multipath {
 
     /// Leave a group out as long as there is another (MP-7).
     fn bypass(&self, group: usize, bypassed: bool) {
-        if self.groups[group].bypassed.swap(bypassed, AcqRel) == bypassed {
-            return;
-        }
+        self.groups[group].bypassed.store(bypassed, Release);
         // Nobody stays in a group for having been there before.
         let _ = self.chosen.fetch_update(AcqRel, Acquire, |seen| Some(Chosen::without_current(seen)));
         self.happened();
@@ -463,12 +470,12 @@ impl Multipath {
             (["enable_group", _], [_, number]) => self.bypass(group(number)?, false),
             (["switch_group", _], [_, number]) => self.switch_group(group(number)?),
             (["fail_path", _], [_, path]) => {
-                let path = find(path).ok_or(MessageError::Invalid)?;
+                let path = find(path).ok_or_else(|| unknown(path))?;
                 self.paths[path].told.store(true, Release);
                 self.fail_path(path);
             }
             (["reinstate_path", _], [_, path]) => {
-                self.reinstate_path(find(path).ok_or(MessageError::Invalid)?);
+                self.reinstate_path(find(path).ok_or_else(|| unknown(path))?);
             }
             _ => return Err(MessageError::Invalid),
         }
@@ -538,11 +545,9 @@ impl Multipath {
 
     /// The line of `dmsetup table`, with each path by `name`.
     pub fn table(&self, name: impl FnMut(usize) -> String) -> String {
-        let queues = match self.suspended.load(Acquire) {
-            0 => self.queues_if_no_path(),
-            _ => self.saved_queue_if_no_path.load(Acquire),
-        };
-        self.config.table(queues, self.shown_group(self.chosen()), name)
+        // As it is in force: a suspension with a flush turns it off, and the kernel's does so without one for bios, too.
+        let is_off = self.hands_back() && self.config.queue_mode == QueueMode::Bio;
+        self.config.table(self.queues_if_no_path() && !is_off, self.shown_group(self.chosen()), name)
     }
 
     pub(super) fn chosen(&self) -> Chosen {
@@ -590,6 +595,16 @@ impl Multipath {
     /// The group of a path, from 0.
     pub fn group_of(&self, path: usize) -> usize {
         self.paths[path].group as usize
+    }
+}
+
+/// Why a message cannot be heeded about a path that is none of this device's: numbers are those of another device, and
+/// what is no number is there or not.
+fn unknown(path: &str) -> MessageError {
+    let is_number = |half: &str| !half.is_empty() && half.bytes().all(|byte| byte.is_ascii_digit());
+    match path.split_once(':') {
+        Some((major, minor)) if is_number(major) && is_number(minor) => MessageError::Invalid,
+        _ => MessageError::Errno(libc::ENOENT),
     }
 }
 
@@ -660,6 +675,10 @@ mod tests {
             multipath.fail_path(path);
         }
         assert_eq!(multipath.group(), None);
+        let none = "2 0 0 0 2 1 E 0 2 1 8:0 F 2 0 8:16 F 1 0 E 0 1 1 8:32 F 1 0 ";
+        assert_eq!(multipath.status(name), none, "none is in use");
+        multipath.reinstate_path(1);
+        assert_eq!(multipath.group(), Some(0));
     }
 
     #[test]
@@ -673,6 +692,10 @@ mod tests {
         assert_eq!(multipath.group(), Some(0));
         tell(&multipath, "switch_group 2").unwrap();
         assert!(!multipath.status(name).contains('D'), "all of them are enabled again");
+        let events = multipath.events();
+        tell(&multipath, "enable_group 1").unwrap();
+        assert_eq!(multipath.events(), events + 1, "also of a group that was enabled");
+        assert!(!multipath.status(name).contains("A 0 1 1"), "and none is in use until the next request");
     }
 
     #[test]
@@ -682,7 +705,7 @@ mod tests {
             "",
             "dance",
             "fail_path",
-            "fail_path z",
+            "fail_path 8:99",
             "switch_group 0",
             "switch_group 3",
             "switch_group 1x",
@@ -692,6 +715,7 @@ mod tests {
         ] {
             assert_eq!(tell(&multipath, words), Err(MessageError::Invalid), "{words}");
         }
+        assert_eq!(tell(&multipath, "fail_path z"), Err(MessageError::Errno(libc::ENOENT)));
         tell(&multipath, "FAIL_IF_NO_PATH").unwrap();
         assert!(multipath.table(name).starts_with("0 0 2 1 "));
         multipath.presuspend(true);
@@ -703,12 +727,9 @@ mod tests {
         let multipath = two_groups();
         multipath.presuspend(false);
         assert!(!multipath.keeps(Nanos(1)) && !multipath.hands_back());
-        assert!(
-            multipath.table(name).starts_with("1 queue_if_no_path "),
-            "the table keeps what was asked for"
-        );
+        assert!(multipath.table(name).starts_with("0 "), "the table says what is in force");
         multipath.resume();
-        assert!(multipath.keeps(Nanos(1)));
+        assert!(multipath.keeps(Nanos(1)) && multipath.table(name).starts_with("1 queue_if_no_path "));
         multipath.presuspend(true);
         assert!(!multipath.keeps(Nanos(1)) && multipath.hands_back() && multipath.queues_if_no_path());
     }
@@ -718,7 +739,7 @@ mod tests {
         let multipath = two_groups();
         for noflush in [false, false, true, false] {
             multipath.presuspend(noflush);
-            assert!(multipath.table(name).starts_with("1 queue_if_no_path "), "{noflush}");
+            assert!(multipath.table(name).starts_with("0 "), "{noflush}");
         }
         multipath.resume();
         assert!(multipath.keeps(Nanos(1)) && multipath.queues_if_no_path());

@@ -149,9 +149,14 @@ pub(super) fn prepare() -> Result<Loops, Skip> {
 }
 
 /// The modules that targets and what they stand on are in, where they are not built in.
-const MODULES: [&str; 10] = [
+const MODULES: [&str; 15] = [
     "loop",
     "dm_mod",
+    "dm_multipath",
+    "dm_round_robin",
+    "dm_queue_length",
+    "dm_service_time",
+    "dm_historical_service_time",
     "dm_unstripe",
     "dm_delay",
     "dm_flakey",
@@ -266,6 +271,8 @@ const WRONG: &[&str] = &[
     "0 4096 unstriped 2 48 1 {0} 0",
     "0 4096 mirror core 1 63 2 {0} 0 {1} 0",
     "0 4096 mirror core 1 64 2 {0} 0 {1} 0 1 keep_log",
+    "0 4096 multipath 1 swim 0 1 1 round-robin 0 1 0 {0}",
+    "0 4096 multipath 0 0 1 1 service-time 0 1 2 {0} 1 101",
 ];
 
 /// Those that older kernels take.
@@ -315,6 +322,36 @@ const MORE_WRONG: &[&str] = &[
     "0 4096 snapshot {0} {1} P 16 1 bogus",
     "0 4096 snapshot-origin",
     "0 4096 zero 1",
+    "0 4096 multipath",
+    "0 4096 multipath 9 0 0 0",
+    "0 4096 multipath 1",
+    "0 4096 multipath 1 queue_mode 0 1 1 round-robin 0 1 0 {0}",
+    "0 4096 multipath 2 queue_mode fast 0 1 1 round-robin 0 1 0 {0}",
+    "0 4096 multipath 2 pg_init_retries 0 0 1 1 round-robin 0 1 0 {0}",
+    "0 4096 multipath 2 pg_init_retries 51 0 1 1 round-robin 0 1 0 {0}",
+    "0 4096 multipath 2 pg_init_delay_msecs 60001 0 1 1 round-robin 0 1 0 {0}",
+    "0 4096 multipath 0 x",
+    "0 4096 multipath 0 0",
+    "0 4096 multipath 0 0 1025 1",
+    "0 4096 multipath 0 0 1",
+    "0 4096 multipath 0 0 1 0",
+    "0 4096 multipath 0 0 0 1",
+    "0 4096 multipath 0 0 1 1",
+    "0 4096 multipath 0 0 2 1 round-robin 0 1 0 {0}",
+    "0 4096 multipath 0 0 1 1 round-robin 0 1 0 {0} round-robin 0 1 0 {1}",
+    "0 4096 multipath 0 0 1 1 round-robin",
+    "0 4096 multipath 0 0 1 1 Round-Robin 0 1 0 {0}",
+    "0 4096 multipath 0 0 1 1 round-robin x",
+    "0 4096 multipath 0 0 1 1 round-robin 0 0 0",
+    "0 4096 multipath 0 0 1 1 round-robin 0 1 x {0}",
+    "0 4096 multipath 0 0 1 1 round-robin 0 2 0 {0}",
+    "0 4096 multipath 0 0 1 1 round-robin 0 1 2 {0} 1 1",
+    "0 4096 multipath 0 0 1 1 round-robin 0 1 1 {0} x",
+    "0 4096 multipath 0 0 1 1 round-robin 0 1 0 /nosuch",
+    "0 4096 multipath 0 0 1 1 queue-length 0 1 2 {0} 1 1",
+    "0 4096 multipath 0 0 1 1 queue-length 0 1 1 {0} x",
+    "0 4096 multipath 0 0 1 1 service-time 0 1 3 {0} 1 1 1",
+    "0 4096 multipath 0 0 1 1 service-time 0 1 1 {0} x",
 ];
 
 fn errors() -> Done {

@@ -9,6 +9,7 @@
 pub mod disk;
 pub mod dm;
 pub mod dmsetup;
+pub mod multipath;
 pub mod nbd_client;
 pub mod nbd_device;
 pub mod runner;
@@ -70,6 +71,7 @@ pub fn tests() -> Vec<Test> {
         nbd_device::TESTS.to_vec(),
         dm::TESTS.to_vec(),
         dmsetup::TESTS.to_vec(),
+        multipath::TESTS.to_vec(),
     ]
     .concat()
 }

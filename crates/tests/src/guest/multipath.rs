@@ -1,0 +1,160 @@
+//! Our multipath beside the kernel's, by dmsetup: what it says of itself before and after requests, messages, failed paths and
+//! groups that are switched.
+
+use super::dm::prepare;
+use super::dmsetup::compare;
+use super::{Done, Skip, Test, soak, test};
+
+/// The rows of this module.
+pub const TESTS: &[Test] = &[
+    test("dm/multipath", "status, table, messages and events of multipath are the kernel's", few),
+    soak("dm/multipath_all", "the same with all selectors, queue modes and what is wrong with messages", all),
+];
+
+/// Two groups, as mptest has them.
+const FEW: &[&[&str]] = &[
+    &[
+        "create",
+        "q",
+        "--table",
+        "0 4096 multipath 4 queue_if_no_path retain_attached_hw_handler queue_mode mq 0 2 1 \
+         queue-length 0 1 1 {0} 1 service-time 0 2 2 {1} 1 5 {2} 1 7",
+    ],
+    &["table", "q"],
+    &["status", "q"],
+    &["io", "q"],
+    &["status", "q"],
+    &["message", "q", "0", "fail_path", "{0}"],
+    &["status", "q"],
+    &["io", "q"],
+    &["status", "q"],
+    &["message", "q", "0", "reinstate_path", "{0}"],
+    &["message", "q", "0", "switch_group", "1"],
+    &["status", "q"],
+    &["io", "q"],
+    &["message", "q", "0", "disable_group", "1"],
+    &["status", "q"],
+    &["io", "q"],
+    &["status", "q"],
+    &["message", "q", "0", "fail_if_no_path"],
+    &["table", "q"],
+    &["info", "-c", "-o", "name,attr,events,segments", "q"],
+    &["remove", "q"],
+];
+
+/// More of it.
+const MORE: &[&[&str]] = &[
+    &["create", "r", "--table", "0 4096 multipath 0 0 1 1 round-robin 0 2 1 {0} 1 {1} 1"],
+    &["table", "r"],
+    &["status", "r"],
+    &["io", "r"],
+    &["status", "r"],
+    &["message", "r", "0", "FAIL_PATH", "{0}"],
+    &["message", "r", "0", "fail_path", "{0}"],
+    &["info", "-c", "-o", "name,events", "r"],
+    &["io", "r"],
+    &["message", "r", "0", "fail_path", "{1}"],
+    &["status", "r"],
+    &["io", "r"],
+    &["status", "r"],
+    &["message", "r", "0", "reinstate_path", "{0}"],
+    &["message", "r", "0", "reinstate_path", "{0}"],
+    &["message", "r", "0", "reinstate_path", "{1}"],
+    &["io", "r"],
+    &["status", "r"],
+    &["info", "-c", "-o", "name,events", "r"],
+    &["message", "r", "0", "disable_group", "1"],
+    &["message", "r", "0", "disable_group", "1"],
+    &["status", "r"],
+    &["io", "r"],
+    &["status", "r"],
+    &["message", "r", "0", "enable_group", "1"],
+    &["info", "-c", "-o", "name,events", "r"],
+    &["message", "r", "0", "disable_group", "0"],
+    &["message", "r", "0", "disable_group", "2"],
+    &["message", "r", "0", "disable_group", "1x"],
+    &["message", "r", "0", "disable_group"],
+    &["message", "r", "0", "switch_group", "0"],
+    &["message", "r", "0", "bogus", "1"],
+    &["message", "r", "0", "bogus"],
+    &["message", "r", "0", "a", "b", "c"],
+    &["message", "r", "0", "fail_path", "{2}"],
+    &["message", "r", "0", "fail_path", "/nosuch"],
+    &["message", "r", "0", "Queue_If_No_Path"],
+    &["table", "r"],
+    // We flush what is suspended, and a request has the group be in use.
+    &["io", "r"],
+    &["suspend", "r"],
+    &["table", "r"],
+    &["message", "r", "0", "fail_if_no_path"],
+    &["status", "r"],
+    &["resume", "r"],
+    &["table", "r"],
+    &["suspend", "--noflush", "r"],
+    &["table", "r"],
+    &["resume", "r"],
+    &["reload", "r", "--table", "0 4096 error"],
+    &["suspend", "--noflush", "--nolockfs", "r"],
+    &["resume", "r"],
+    &["table", "r"],
+    &["io", "r"],
+    &["remove", "r"],
+    &[
+        "create",
+        "b",
+        "--table",
+        "0 4096 multipath 7 queue_mode bio pg_init_retries 5 pg_init_delay_msecs 0 queue_if_no_path 0 2 2 \
+         queue-length 0 1 0 {0} service-time 0 1 1 {1} 1",
+    ],
+    &["table", "b"],
+    &["status", "b"],
+    &["io", "b"],
+    &["status", "b"],
+    &["message", "b", "0", "switch_group", "1"],
+    &["status", "b"],
+    &["io", "b"],
+    &["status", "b"],
+    &["remove", "b"],
+    &["create", "h", "--table", "0 4096 multipath 0 1 alua 1 1 round-robin 0 1 0 {0}"],
+    &["table", "h"],
+    &["status", "h"],
+    &["remove", "h"],
+    &["create", "n", "--table", "0 4096 multipath 0 0 0 0"],
+    &["table", "n"],
+    &["status", "n"],
+    &["io", "n"],
+    &["status", "n"],
+    &["remove", "n"],
+    &["create", "two", "--table", "0 8 multipath 0 0 0 0\n8 8 zero"],
+    &["create", "i", "--table", "0 4096 multipath 0 0 1 7 round-robin 0 1 0 {0}"],
+    &["status", "i"],
+    &["remove", "i"],
+];
+
+/// Of a selector that not all kernels have.
+const HISTORICAL: &[&[&str]] = &[
+    &[
+        "create",
+        "hst",
+        "--table",
+        "0 4096 multipath 0 0 2 1 historical-service-time 0 1 1 {0} 1 historical-service-time 2 512 3 1 0 {1}",
+    ],
+    &["table", "hst"],
+    &["status", "hst"],
+    &["remove", "hst"],
+];
+
+fn few() -> Done {
+    let loops = prepare()?;
+    if !loops.has("multipath") {
+        return Err(Skip("this kernel has no target multipath".into()));
+    }
+    drop(loops);
+    compare(FEW.to_vec())
+}
+
+fn all() -> Done {
+    few()?;
+    compare(MORE.to_vec())?;
+    compare(HISTORICAL.to_vec())
+}
