@@ -33,6 +33,18 @@ struct Bed {
     uris: Vec<String>,
 }
 
+/// Two groups of these paths, the first half of them in the first one.
+fn line(queue_mode: &str, paths: Vec<&str>) -> String {
+    let group = |paths: &[&str]| format!("queue-length 0 {} 1 {} 1", paths.len(), paths.join(" 1 "));
+    let (first, second) = paths.split_at(paths.len() / 2);
+    format!(
+        "0 {} multipath 4 queue_if_no_path retain_attached_hw_handler queue_mode {queue_mode} 0 2 1 {} {}",
+        IMAGE / 512,
+        group(first),
+        group(second)
+    )
+}
+
 impl Bed {
     fn new(queue_mode: &str, multipath: &str) -> Bed {
         let sandbox = Sandbox::default();
@@ -46,12 +58,7 @@ impl Bed {
                 format!("nbd:nbd+unix:///{name}?socket={}", sandbox.path(&format!("{name}.sock")).display())
             })
             .collect();
-        let [a, b, c, d] = &uris[..] else { unreachable!("there are four") };
-        let line = format!(
-            "0 {} multipath 4 queue_if_no_path retain_attached_hw_handler queue_mode {queue_mode} 0 2 1 \
-             queue-length 0 2 1 {a} 1 {b} 1 queue-length 0 2 1 {c} 1 {d} 1",
-            IMAGE / 512
-        );
+        let line = line(queue_mode, uris.iter().map(String::as_str).collect());
         let front = table_as(&sandbox, "m", &line, &["--queues", "2", "--multipath", multipath]);
         Bed { sandbox, backs, front: Some(front), uris }
     }
@@ -92,12 +99,19 @@ impl Bed {
         self.sandbox.run(&["status", "m"]).ok()
     }
 
+    /// Another table in the place of the one there is.
+    fn swap(&self, line: &str, noflush: bool) {
+        let table = self.sandbox.text("next.table", line);
+        self.sandbox.run(&["table", "m", "--load", &table.to_string_lossy()]).ok();
+        if noflush {
+            self.sandbox.run(&["suspend", "m", "--noflush"]).ok();
+        }
+        self.sandbox.run(&["resume", "m"]).ok();
+    }
+
     /// What ends each of mptest's tests: an error table, without a flush, and the device is gone.
     fn tear_down(mut self) {
-        let table = self.sandbox.text("error.table", &format!("0 {} error", IMAGE / 512));
-        self.sandbox.run(&["table", "m", "--load", &table.to_string_lossy()]).ok();
-        self.sandbox.run(&["suspend", "m", "--noflush"]).ok();
-        self.sandbox.run(&["resume", "m"]).ok();
+        self.swap(&format!("0 {} error", IMAGE / 512), true);
         self.sandbox.run(&["del", "m"]).ok();
         drop(self.front.take());
         drop(self.backs);
@@ -135,6 +149,34 @@ fn test_01_sdev_offline() {
     assert!(kills >= 2, "{kills}");
     let all = until(PATIENCE, || (!bed.status().contains(" F ")).then_some(()));
     assert!(all.is_some(), "a path did not come back: {}", bed.status());
+    bed.tear_down();
+}
+
+/// Paths are deleted for good and others are found: a server ends with its socket, the table that comes does without it,
+/// and the next one has a server at another place, as multipathd reloads tables when a disk goes and when one is there.
+#[test]
+fn test_02_sdev_delete() {
+    if missing(&["fio"]) {
+        return;
+    }
+    let mut bed = Bed::new("mq", "checker=50ms,checker_max=200ms");
+    let image = bed.sandbox.path("image").to_string_lossy().into_owned();
+    bed.under_load(|bed, call| {
+        let which = call % bed.backs.len();
+        bed.backs[which].terminate();
+        let others = bed.uris.iter().enumerate().filter(|(number, _)| *number != which);
+        bed.swap(&line("mq", others.map(|(_, uri)| uri.as_str()).collect()), true);
+        let gone = bed.uris[which].clone();
+        assert!(!bed.status().contains(&gone), "{gone}: {}", bed.status());
+        let name = format!("path{call}");
+        bed.backs[which] = serve_as(&bed.sandbox, &name, &format!("file:{image},share"), &[]);
+        let socket = bed.sandbox.path(&format!("{name}.sock"));
+        bed.uris[which] = format!("nbd:nbd+unix:///{name}?socket={}", socket.display());
+        bed.swap(&line("mq", bed.uris.iter().map(String::as_str).collect()), true);
+    });
+    let works = |uri: &String| bed.status().contains(&format!("{uri} A "));
+    let all = until(PATIENCE, || bed.uris.iter().all(works).then_some(()));
+    assert!(all.is_some(), "not all paths work: {}", bed.status());
     bed.tear_down();
 }
 
@@ -185,12 +227,7 @@ fn tables_are_swapped_under_load() {
         let uri = &bed.uris[call % bed.uris.len()];
         let line =
             format!("0 {} multipath 1 queue_if_no_path 0 1 1 service-time 0 1 2 {uri} 1 1", IMAGE / 512);
-        let table = bed.sandbox.text("next.table", &line);
-        bed.sandbox.run(&["table", "m", "--load", &table.to_string_lossy()]).ok();
-        if call % 2 == 0 {
-            bed.sandbox.run(&["suspend", "m", "--noflush"]).ok();
-        }
-        bed.sandbox.run(&["resume", "m"]).ok();
+        bed.swap(&line, call % 2 == 0);
         assert!(bed.status().contains(uri.as_str()), "{}", bed.status());
     });
     assert!(swaps >= 2, "{swaps}");
