@@ -366,6 +366,11 @@ fn remove(options: &Options, name: &str) -> Result<(), Refusal> {
         let removed = block_on("dmsetup", client.delete(name))?;
         match removed {
             Ok(()) => return Ok(()),
+            // What could not be flushed is lost either way, and the device is gone. The kernel does not even say so.
+            Err(ClientError::Refused(ControlError::Failed(why))) if is_gone(&client, name)? => {
+                eprintln!("blockyard: {name}: {why}");
+                return Ok(());
+            }
             Err(_) if left > 0 => {
                 left -= 1;
                 std::thread::sleep(RETRY_PAUSE);
@@ -376,6 +381,12 @@ fn remove(options: &Options, name: &str) -> Result<(), Refusal> {
             Err(error) => return Err(Refusal::client("remove", name, &error)),
         }
     }
+}
+
+/// Whether the process that served a device does so no longer, or is no longer there itself.
+fn is_gone(client: &ControlClient, name: &str) -> Result<bool, Refusal> {
+    let asked = block_on("dmsetup", client.table(name, &TableCall::Info))?;
+    Ok(matches!(asked, Err(ClientError::Refused(ControlError::NotFound) | ClientError::Connect { .. })))
 }
 
 /// What `--force` does first: an error table in the place of the one there is, and nothing waited for.

@@ -132,6 +132,14 @@ pub(super) fn parse(words: &[String]) -> Result<Options, Refusal> {
         Options { command: String::new(), names: Vec::new(), for_add: Vec::new(), given: Vec::new() };
     let mut words = words.iter();
     while let Some(word) = words.next() {
+        if word == "--" {
+            // What follows are a command and names, whatever they look like.
+            options.names.extend(words.cloned());
+            if options.command.is_empty() && !options.names.is_empty() {
+                options.command = options.names.remove(0);
+            }
+            break;
+        }
         let (key, value) = match word.split_once('=') {
             Some((key, value)) if key.starts_with("--") => (key, Some(value.to_owned())),
             _ => (word.as_str(), None),
@@ -237,6 +245,8 @@ mod tests {
         assert_eq!(options.value("uuid"), Some("U-1"));
         assert_eq!(parsed("info -c -O-name").expect("known").value("sort"), Some("-name"));
         assert_eq!(parsed("load x -").expect("stdin").names, ["x", "-"]);
+        assert_eq!(parsed("message x 0 -- -f --force").expect("words").names, ["x", "0", "-f", "--force"]);
+        assert_eq!(parsed("-v -- info x").expect("words").command, "info");
         let said = |line| parsed(line).expect_err(line).0[0].clone();
         assert_eq!(said("info -cx"), "invalid option -- 'x'");
         assert_eq!(said("info -co"), "option requires an argument -- 'o'");
