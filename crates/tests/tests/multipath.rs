@@ -55,7 +55,7 @@ fn status_and_messages_are_the_kernels() {
         sandbox.run(&["table", "m"]).ok(),
         "0 2048 multipath 0 0 2 1 queue-length 0 2 1 a 1 ram:1M 1 queue-length 0 1 1 zero:1M 1 \n"
     );
-    for words in ["fail_path b", "switch_group 3", "dance"] {
+    for words in ["fail_path 8:99", "switch_group 3", "dance"] {
         let mut all = vec!["message", "m", "0"];
         all.extend(words.split(' '));
         let refused = sandbox.run(&all).failed_with(1);

@@ -6,6 +6,7 @@ use super::{Done, Skip, Test, soak, test};
 use crate::peer::Peer;
 use crate::remote::table_as;
 use crate::server::{Sandbox, Server, noise};
+use crate::tools::{PATIENCE, until};
 use proto::nbd::CommandFlags;
 use std::path::{Path, PathBuf};
 
@@ -16,6 +17,11 @@ pub const TESTS: &[Test] = &[
     soak("dm/errors_all", "the same of many more lines", all_errors),
     test("dm/data", "the same writes leave the same bytes on the devices below", data),
     test("dm/log_writes", "a log of the kernel's and one of ours hold the same, and both are replayed", logs),
+    soak(
+        "dm/mirror_log",
+        "a log of the kernel's mirror is the same as ours, and each goes by the other's",
+        mirror_logs,
+    ),
     test("dm/snapshot_store", "a store that the kernel wrote is read here, and the reverse", stores),
 ];
 
@@ -519,5 +525,57 @@ fn stores() -> Done {
     let _kernel = Kernel::new(&loops.table(table));
     assert!(take(NODE) == ours.0, "the kernel reads what we wrote");
     assert_eq!(Kernel::say(&["status", "theirs"]), ours.1);
+    Ok(())
+}
+
+const MIRROR: &str = "0 4096 mirror disk 2 {2} 64 2 {0} 0 {1} 8";
+/// Bytes of one of its regions.
+const REGION: usize = 64 << 9;
+/// Where the marks of regions begin in the log.
+const MARKS: usize = 1024;
+
+/// Mirrors until the log says that all regions are the same.
+#[track_caller]
+fn mirrored(loops: &Loops, by_kernel: bool) {
+    let is_clean = || (loops.content(2)[MARKS..MARKS + 8] == [0xff; 8]).then_some(());
+    if by_kernel {
+        let _kernel = Kernel::new(&loops.table(MIRROR));
+        assert!(until(PATIENCE, is_clean).is_some(), "{}", Kernel::say(&["status", "theirs"]));
+        return;
+    }
+    let (mut server, peer) = loops.serve(MIRROR);
+    assert!(until(PATIENCE, is_clean).is_some(), "{}", loops.ours(&["status", "ours"]));
+    peer.disconnect();
+    server.terminate();
+}
+
+fn mirror_logs() -> Done {
+    let loops = prepare()?;
+    if !loops.has("mirror") {
+        return Err(Skip("this kernel has no target mirror".into()));
+    }
+    let mut logs = Vec::new();
+    for kernel_first in [true, false] {
+        loops.refill();
+        loops.clear(2);
+        mirrored(&loops, kernel_first);
+        let log = loops.content(2)[..4096].to_vec();
+        let start = |region: usize| 4096 + region * REGION;
+        // Of two regions that differ the log tells of one: the other is believed to be the same.
+        let other = vec![0x5a; REGION];
+        for region in [5, 9] {
+            put(Path::new(&loops.nodes[1]), start(region) as u64, &other);
+        }
+        let mut marks = log[MARKS..MARKS + 512].to_vec();
+        marks[0] &= !(1 << 5);
+        put(Path::new(&loops.nodes[2]), MARKS as u64, &marks);
+        mirrored(&loops, !kernel_first);
+        let (first, second) = (loops.content(0), loops.content(1));
+        let of_second = |region: usize| &second[start(region)..start(region) + REGION];
+        assert!(of_second(5) == &first[5 * REGION..6 * REGION], "{kernel_first}: a marked region is copied");
+        assert!(of_second(9) == other, "{kernel_first}: one without a mark is not");
+        logs.push(log);
+    }
+    assert!(logs[0] == logs[1], "the logs differ at {:?}", differs(&logs[0], &logs[1]));
     Ok(())
 }

@@ -22,15 +22,28 @@ const FEW: &[&[&str]] = &[
     ],
     &["table", "q"],
     &["status", "q"],
+    &["message", "q", "0", "fail_path", "{0}"],
+    &["io", "q"],
+    &["status", "q"],
+    &["message", "q", "0", "switch_group", "1"],
+    &["status", "q"],
+    &["remove", "q"],
+];
+
+/// More of it.
+const MORE: &[&[&str]] = &[
+    &[
+        "create",
+        "q",
+        "--table",
+        "0 4096 multipath 1 queue_if_no_path 0 2 1 queue-length 0 1 1 {0} 1 service-time 0 2 2 {1} 1 5 {2} 1 7",
+    ],
     &["io", "q"],
     &["status", "q"],
     &["message", "q", "0", "fail_path", "{0}"],
-    &["status", "q"],
     &["io", "q"],
-    &["status", "q"],
     &["message", "q", "0", "reinstate_path", "{0}"],
     &["message", "q", "0", "switch_group", "1"],
-    &["status", "q"],
     &["io", "q"],
     &["message", "q", "0", "disable_group", "1"],
     &["status", "q"],
@@ -40,10 +53,6 @@ const FEW: &[&[&str]] = &[
     &["table", "q"],
     &["info", "-c", "-o", "name,attr,events,segments", "q"],
     &["remove", "q"],
-];
-
-/// More of it.
-const MORE: &[&[&str]] = &[
     &["create", "r", "--table", "0 4096 multipath 0 0 1 1 round-robin 0 2 1 {0} 1 {1} 1"],
     &["table", "r"],
     &["status", "r"],

@@ -12,7 +12,8 @@ use super::{PATHS_MAX, Report};
 use queue::Nanos;
 
 const FIXED_SHIFT: u32 = 10;
-const FIXED_ONE: u64 = 1 << FIXED_SHIFT;
+/// 1, as which a path's time begins.
+pub(super) const FIXED_ONE: u64 = 1 << FIXED_SHIFT;
 /// A service time that still fits when it is multiplied by a weight: one of 2^44 ns, less a little.
 const FIXED_MAX: u64 = u64::MAX >> FIXED_SHIFT;
 /// 2^24 ns, about 16 ms, share a weight.

@@ -183,7 +183,12 @@ impl SelectorArgs {
                 format!("{} {throughput} ", report.bytes)
             }
             (SelectorArgs::Historical { .. }, _) => {
-                format!("{} {} {} ", report.service_time, report.requests, report.stale_after)
+                // A path of which no queue has told anything is taken to be as each one begins.
+                let service_time = match report.service_time {
+                    0 => historical::FIXED_ONE,
+                    time => time,
+                };
+                format!("{service_time} {} {} ", report.requests, report.stale_after)
             }
             (SelectorArgs::Affinity, _) => format!("{} ", report.misses),
             _ => String::new(),
@@ -418,6 +423,12 @@ mod tests {
         assert_eq!(in_turn(&selector, 4), [0, 2, 0, 2]);
         selector.set_usable(|_| false);
         assert!(selector.turns().is_empty() && selector.take(Bytes(1), NOW).is_none());
+    }
+
+    #[test]
+    fn a_path_of_which_nobody_has_told_is_shown_as_it_begins() {
+        let historical = SelectorArgs::Historical { base_weight: 972, threshold: 0 };
+        assert_eq!(historical.info(&PathArgs::Historical, &Report::default()), "1024 0 0 ");
     }
 
     #[test]
