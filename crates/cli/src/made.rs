@@ -1,6 +1,7 @@
 //! What made the devices of this process, so that another process can serve them when this one is gone.
 
 use engine::rundir::RunDir;
+use engine::topology::Topology;
 use engine::ublk::{KeptPage, Origin, Record, Words};
 use std::path::Path;
 
@@ -8,6 +9,8 @@ use std::path::Path;
 pub(crate) struct Made {
     folder: std::path::PathBuf,
     words: Words,
+    /// What the words of a topology say.
+    topology: Option<Topology>,
     supervised: bool,
     /// The number of the ublk device that waits for this process.
     waits: Option<u32>,
@@ -19,7 +22,14 @@ impl Made {
     /// By the command line of this process.
     pub(crate) fn by_line(supervised: bool) -> Made {
         let line = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
-        Made { folder: here(), words: Words::Line(line.collect()), supervised, waits: None, page: None }
+        Made {
+            folder: here(),
+            words: Words::Line(line.collect()),
+            topology: None,
+            supervised,
+            waits: None,
+            page: None,
+        }
     }
 
     /// By a topology as it stands at the moment.
@@ -27,9 +37,12 @@ impl Made {
         // It was read a moment ago; what cannot be read again cannot be recovered.
         let text = std::fs::read_to_string(file).unwrap_or_default();
         let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+        // With the paths that the next server will see.
+        let topology = Topology::parse(&text, &file).ok();
         Made {
             folder: here(),
             words: Words::Topology { text, file },
+            topology,
             supervised: false,
             waits: None,
             page: None,
@@ -39,7 +52,7 @@ impl Made {
     /// By what another process wrote down before it died.
     pub(crate) fn by_record(record: &Record, supervised: bool) -> Made {
         let Record { folder, words, number, .. } = record.clone();
-        Made { folder, words, supervised, waits: Some(number), page: None }
+        Made { folder, words, topology: None, supervised, waits: Some(number), page: None }
     }
 
     /// Whether a device waits for this process.
@@ -54,7 +67,13 @@ impl Made {
 
     /// What to write down, and where, for whoever takes a device over.
     pub(crate) fn record(&self, run: &RunDir, name: &str) -> Option<(RunDir, Record)> {
-        let mut record = Record::new(name, self.folder.clone(), self.words.clone(), self.supervised);
+        let words = match (&self.words, &self.topology) {
+            (Words::Topology { text, file }, Some(topology)) => {
+                Words::Topology { text: topology.text_of(text, file, name), file: file.clone() }
+            }
+            (words, _) => words.clone(),
+        };
+        let mut record = Record::new(name, self.folder.clone(), words, self.supervised);
         record.page.clone_from(&self.page);
         Some((run.clone(), record))
     }

@@ -10,16 +10,16 @@ use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// What only asks takes no time.
-const ASK: Duration = Duration::from_secs(5);
+/// What only asks takes no time, but for the machine's having some for it.
+const ASK: Duration = Duration::from_secs(10);
 /// Making a device takes some 10 ms. On some kernels it never ends.
 const ADD: Duration = Duration::from_secs(10);
 /// Starting one waits for every tag to be fetched, and on older kernels for its partitions to be read.
 const START: Duration = Duration::from_secs(30);
 /// Stopping one waits for requests under way.
 const STOP: Duration = Duration::from_secs(60);
-/// Deleting one waits for whoever has its character device open.
-const DELETE: Duration = Duration::from_secs(10);
+/// Deleting one waits for whoever has its character device open, and behind others that are deleted meanwhile.
+const DELETE: Duration = Duration::from_secs(30);
 /// A node comes as soon as devtmpfs or udev has made it.
 const NODE: Duration = Duration::from_secs(5);
 /// Any number that is free.

@@ -24,6 +24,7 @@
 
 mod check;
 mod order;
+mod part;
 mod read;
 
 use crate::spec::{

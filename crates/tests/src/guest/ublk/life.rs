@@ -401,10 +401,21 @@ fn many() -> Done {
     for line in server.ready() {
         Disk::at(line.split_whitespace().nth(2).expect("NAME ublk NODE"));
     }
+    // What it takes to make one does not grow with what there is already.
+    if let Some(writes) = writes_of(server.pid()) {
+        println!("{writes} writes");
+        assert!(writes < 100 * COUNT as u64, "{writes} writes for {COUNT} devices");
+    }
     server.terminate();
     let gone = until(PATIENCE, || driver.devices().is_empty().then_some(()));
     assert!(gone.is_some(), "{:?} are left", driver.devices());
     Ok(())
+}
+
+/// How many system calls of a process have written; not every kernel counts.
+fn writes_of(pid: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/io")).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("syscw: "))?.trim().parse().ok()
 }
 
 /// More dirty pages than their group of processes may have, written back through a file system on our device, with the
