@@ -18,8 +18,9 @@ use tokio::sync::Notify;
 /// Lines of one device in a second.
 const LINES_MAX: u32 = 10;
 const SECOND_NS: u64 = 1_000_000_000;
-/// Requests that one queue tells of when it is asked what is under way.
-pub(crate) const UNDER_WAY_MAX: usize = 256;
+/// Requests that one queue tells of when it is asked what is under way: all that a host can have there. Pieces of them, which
+/// are younger, come behind.
+pub(crate) const UNDER_WAY_MAX: usize = 4096;
 /// How long a reactor may take to say what is under way on it.
 const ANSWER_TIME: Duration = Duration::from_secs(1);
 /// No limit.

@@ -106,6 +106,34 @@ fn requests_under_way_are_shown_and_told_on_a_signal() {
 }
 
 #[test]
+fn all_that_is_under_way_is_told_however_much_that_is() {
+    const EACH: u64 = 200;
+    let sandbox = Sandbox::default();
+    let words = ["--name", "disk", "--queues", "1", "--depth", "512", "--log", "json"];
+    let server = sandbox.serve("null:8M", &words);
+    sandbox.run(&["suspend", "disk"]).ok();
+    let mut peers = [1, 2].map(|_| Peer::connect(&server.socket(), "disk"));
+    for peer in &mut peers {
+        for n in 0..EACH {
+            peer.send(Request::new(Command::Read, n, n * 512, 512), &[]);
+        }
+    }
+    let listed = || {
+        let told = sandbox.run(&["inflight", "disk", "--json"]).ok();
+        let told: Value = serde_json::from_str(&told).expect("JSON");
+        (told["requests"].as_array().map(Vec::len) == Some(2 * EACH as usize)).then_some(())
+    };
+    until(PATIENCE, listed).expect("all of them are there, and listed");
+    server.signal(Signal::USR1);
+    let all = || (lines(&server, "in flight").len() == 2 * EACH as usize).then_some(());
+    until(PATIENCE, all).unwrap_or_else(|| panic!("{} are told of", lines(&server, "in flight").len()));
+    sandbox.run(&["resume", "disk"]).ok();
+    for peer in &mut peers {
+        (0..EACH).for_each(|_| drop(peer.receive()));
+    }
+}
+
+#[test]
 fn the_log_goes_to_a_journal_that_takes_it_and_to_stderr_else() {
     let sandbox = Sandbox::default();
     let journal = sandbox.path("journal");
