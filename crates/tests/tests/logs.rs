@@ -167,6 +167,7 @@ fn the_log_goes_to_a_journal_that_takes_it_and_to_stderr_else() {
 /// Copies of mounts on devices and files that somebody serves are let go of: who unmounts those is not to wait for this.
 const JOURNALD: &str = r#"
 while read -r source at kind rest; do
+    [ "$at" != / ] || continue
     case $source:$kind in
         /dev/loop*|/dev/nbd*|/dev/ublk*|*:fuse*) umount -l "$at" || true ;;
     esac
@@ -182,6 +183,14 @@ until [ -S /run/systemd/journal/socket ] && [ -S /run/systemd/journal/stdout ]; 
     tries=$((tries + 1))
     [ $tries -lt 200 ] || { echo "skipped: the journal does not come up"; exit 0; }
     sleep 0.05
+done
+# It may run and keep nothing, where it lacks what it needs.
+tries=0
+until journalctl -q --no-pager -o cat 2> /dev/null | grep -qx probe; do
+    tries=$((tries + 1))
+    [ $tries -lt 300 ] || { echo "skipped: the journal keeps nothing here"; exit 0; }
+    echo probe | systemd-cat || true
+    sleep 0.1
 done
 for n in 1 2; do
     own='$(stat -L -c %d:%i /proc/self/fd/2)'
