@@ -45,7 +45,7 @@ pub async fn watch(host: Arc<Host>) {
                         busy
                     }
                 };
-                if chore.is_due() && !busy.swap(true, SeqCst) {
+                if chore.is_due(ring::clock()) && !busy.swap(true, SeqCst) {
                     start(chore, target.devices.clone(), busy);
                 }
             }
@@ -60,8 +60,8 @@ fn start(chore: Arc<dyn Chore>, devices: Vec<Tree>, busy: Arc<AtomicBool>) {
     let work = move || {
         let mut below = Below::new(devices);
         let until = Instant::now() + TURN;
-        while chore.is_due() && Instant::now() < until {
-            chore.step(&mut below);
+        while chore.is_due(ring::clock()) && Instant::now() < until {
+            chore.step(ring::clock(), &mut below);
         }
         busy.store(false, SeqCst);
     };

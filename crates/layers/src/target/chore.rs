@@ -1,15 +1,16 @@
 //! What a target has to do without being asked by a request: done by whoever looks after targets, on a thread that may wait.
 
 use block::Bytes;
+use queue::Nanos;
 use std::io;
 
 /// Something to do now and then. Shared between queues and the thread that does it.
 pub trait Chore: Send + Sync {
-    /// Whether there is something to do now.
-    fn is_due(&self) -> bool;
+    /// Whether there is something to do. `now`: on the clock of the rings.
+    fn is_due(&self, now: Nanos) -> bool;
 
     /// Do some of it; asked again while it is due. One thread at a time does this.
-    fn step(&self, disks: &mut dyn Disks);
+    fn step(&self, now: Nanos, disks: &mut dyn Disks);
 }
 
 /// The devices of a target, by number. Whole logical blocks.

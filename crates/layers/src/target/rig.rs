@@ -323,8 +323,9 @@ impl Rig {
     pub(crate) fn drain(&mut self) -> Vec<Status> {
         let mut ends = Vec::new();
         for _ in 0..100_000 {
-            for (chore, below) in self.chores.iter_mut().filter(|(chore, _)| chore.is_due()) {
-                chore.step(below);
+            let now = self.ring.time;
+            for (chore, below) in self.chores.iter_mut().filter(|(chore, _)| chore.is_due(now)) {
+                chore.step(now, below);
             }
             let done: Vec<_> = self.queue.done().collect();
             for end in done {

@@ -10,17 +10,18 @@
 use super::super::chore::{Chore, Disks};
 use super::format::{DISCARD, ENTRY_LEN, Head, MARK, Super};
 use block::{Bytes, Sectors};
+use queue::Nanos;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A mark is written without waiting for a request.
 impl Chore for Log {
-    fn is_due(&self) -> bool {
+    fn is_due(&self, _: Nanos) -> bool {
         self.is_waiting()
     }
 
-    fn step(&self, disks: &mut dyn Disks) {
+    fn step(&self, _: Nanos, disks: &mut dyn Disks) {
         if self.claim() && self.write_out(disks).is_err() {
             self.give_up();
         }

@@ -7,6 +7,7 @@ use super::super::{MessageError, Status};
 use super::format::{DISCARD, ENTRY_LEN, FLUSH, FUA, Head, MARK, Super};
 use super::shared::{Entry, Log, Next};
 use block::{Bytes, Flags, Op, Request, Status as End};
+use queue::Nanos;
 use std::io;
 
 fn rig() -> Rig {
@@ -169,8 +170,8 @@ fn what_ends_while_another_writes_the_log_waits_for_its_own_entry() {
     let target = rig.target.clone();
     target.message(&["mark", "one"], &names(&[])).unwrap();
     let chore = target.chore().unwrap();
-    assert!(chore.is_due());
-    chore.step(&mut Meddled { rig: &mut rig, meddle: true });
+    assert!(chore.is_due(Nanos(0)));
+    chore.step(Nanos(0), &mut Meddled { rig: &mut rig, meddle: true });
     assert_eq!(rig.drain(), [End::Ok]);
     let found: Vec<Head> = log(&rig).into_iter().map(|(head, _)| head).collect();
     assert_eq!(found[1], head(8, 8, DISCARD | FUA));

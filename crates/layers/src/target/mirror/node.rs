@@ -51,8 +51,8 @@ struct Slot {
     waits: u32,
     /// A copy came up for another table to take.
     requeue: bool,
-    /// A device does not know the operation.
-    unknown: bool,
+    /// Devices that do not know the operation, as bits.
+    unknown: u32,
     buffer: Segment,
 }
 
@@ -68,7 +68,7 @@ impl Slot {
             failed: 0,
             waits: 0,
             requeue: false,
-            unknown: false,
+            unknown: 0,
             buffer: Segment::EMPTY,
         }
     }
@@ -150,7 +150,7 @@ impl MirrorNode {
             if !entered {
                 return self.wait(io, false, cx);
             }
-            self.shared.mark(region);
+            self.shared.mark(region, cx.now());
             if !self.shared.is_logged(region) {
                 return self.log(io, cx);
             }
@@ -218,9 +218,13 @@ impl MirrorNode {
     ) -> Verdict {
         let (flush, shared) = (req.op == Op::Flush, &self.shared);
         let region = shared.region_of(req.offset);
-        if failed != 0
-            && (req.op == Op::Discard || req.op == Op::WriteZeroes && self.slots[io.tag.index()].unknown)
-        {
+        let unknown = self.slots[io.tag.index()].unknown;
+        let refused = req.op == Op::Discard || req.op == Op::WriteZeroes && unknown != 0;
+        if failed != 0 && !flush && (done == 0 || refused) && (done != 0 || failed != unknown) {
+            // Some have it, or part of it, and some do not, and no device is to blame.
+            shared.copy_again(region);
+        }
+        if failed != 0 && refused {
             // As in the kernel this is no fault of a device: zeroes are then written by whoever asked.
             shared.leave(region);
             return Verdict::Up(Status::NotSupported);
@@ -350,10 +354,8 @@ impl<R: Ring> Node<R> for MirrorNode {
                     return self.look_again(io, Phase::EachAgain(leg), cx);
                 }
                 let slot = self.slot(io);
-                slot.unknown |= status == Status::NotSupported;
-                if !status.is_ok() {
-                    slot.failed |= 1 << leg;
-                }
+                slot.failed |= u32::from(!status.is_ok()) << leg;
+                slot.unknown |= u32::from(status == Status::NotSupported) << leg;
                 self.each(io, req, leg + 1, cx)
             }
             _ => {

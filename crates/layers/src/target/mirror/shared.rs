@@ -12,10 +12,10 @@
 use super::super::chore::{Chore, Disks};
 use super::words::LogWords;
 use block::{Bytes, Sectors};
+use queue::Nanos;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 /// A region that is being copied.
 const COPYING: u32 = 1 << 31;
@@ -27,7 +27,7 @@ const BITS_AT: usize = 1024;
 /// How much is copied in one go.
 const PIECE: u64 = 512 << 10;
 /// How long nothing is written to regions before their marks go.
-const QUIET: Duration = Duration::from_millis(200);
+const QUIET_NS: u64 = 200_000_000;
 
 /// What was seen of a device, as the kernel's bits have it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,6 +109,10 @@ pub(super) struct Shared {
     cells: Box<[AtomicU32]>,
     sync: Bits,
     synced: AtomicU64,
+    /// Regions in which what was not acknowledged is on some devices and not on others: any device will do to read
+    /// them, and they are copied so that it does not matter which.
+    torn: Bits,
+    torn_count: AtomicU64,
     /// Regions without a mark: those are clean.
     clean: Bits,
     /// Regions that may be without a mark on disk.
@@ -132,8 +136,8 @@ pub(super) struct Shared {
     /// Held while something is copied or written to the log by itself.
     working: Mutex<()>,
     pub(super) events: AtomicU32,
-    /// When a region was last marked.
-    marked: Mutex<Instant>,
+    /// When a region was last marked, in nanoseconds of the rings' clock.
+    marked_ns: AtomicU64,
 }
 
 impl Shared {
@@ -155,6 +159,8 @@ impl Shared {
             cells: (0..regions).map(|_| AtomicU32::new(0)).collect(),
             sync: Bits::new(regions, in_sync),
             synced: AtomicU64::new(if in_sync { regions } else { 0 }),
+            torn: Bits::new(regions, false),
+            torn_count: AtomicU64::new(0),
             clean: Bits::new(regions, in_sync),
             unmarked: Bits::new(regions, true),
             going: Bits::new(regions, true),
@@ -169,7 +175,7 @@ impl Shared {
             requeues: AtomicBool::new(false),
             working: Mutex::new(()),
             events: AtomicU32::new(0),
-            marked: Mutex::new(Instant::now()),
+            marked_ns: AtomicU64::new(0),
         }
     }
 
@@ -261,10 +267,10 @@ impl Shared {
     }
 
     /// A region is about to be written.
-    pub(super) fn mark(&self, region: u64) {
+    pub(super) fn mark(&self, region: u64, now: Nanos) {
         if self.clean.set(region, false) {
             self.stale.store(true, Release);
-            *self.marked.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+            self.marked_ns.store(now.0, Release);
         }
     }
 
@@ -347,12 +353,17 @@ impl Shared {
         self.set_sync(region, false);
     }
 
-    /// A write was left halfway, and it is not known whether it will be made again.
+    /// What was left halfway is on some devices and not on others, and none is to blame.
     pub(super) fn copy_again(&self, region: u64) {
-        if self.legs[self.primary()].is_alive() {
-            self.set_sync(region, false);
-            self.cursor.fetch_min(region, Relaxed);
+        if self.torn.set(region, true) {
+            self.torn_count.fetch_add(1, AcqRel);
         }
+        self.cursor.fetch_min(region, Relaxed);
+    }
+
+    /// All devices have the same there, and all of it.
+    fn is_same(&self, region: u64) -> bool {
+        self.is_in_sync(region) && !self.torn.get(region)
     }
 
     pub(super) fn suspend(&self, noflush: bool) {
@@ -383,7 +394,7 @@ impl Shared {
     /// The next region to copy, claimed.
     fn next_region(&self) -> Option<u64> {
         let from = self.cursor.load(Relaxed);
-        let Some(region) = (from..self.regions()).find(|&region| !self.is_in_sync(region)) else {
+        let Some(region) = (from..self.regions()).find(|&region| !self.is_same(region)) else {
             // Whoever moved it meanwhile wants another look.
             _ = self.cursor.compare_exchange(from, self.regions(), Relaxed, Relaxed);
             return None;
@@ -427,6 +438,9 @@ impl Shared {
         }
         if whole && self.flush_legs(disks) {
             self.set_sync(region, true);
+            if self.torn.set(region, false) {
+                self.torn_count.fetch_sub(1, AcqRel);
+            }
             if self.clean.set(region, true) {
                 self.stale.store(true, Relaxed);
             }
@@ -457,7 +471,7 @@ impl Shared {
         let mut gone = Vec::new();
         for region in (0..self.regions()).filter(|_| self.marks_may_go()) {
             let idle = self.cells[region as usize].load(Acquire) == 0;
-            if idle && self.is_in_sync(region) && !self.clean.get(region) {
+            if idle && self.is_same(region) && !self.clean.get(region) {
                 // A write that begins now marks it again after this, or waits for us.
                 let cell = &self.cells[region as usize];
                 if cell.compare_exchange(0, COPYING, AcqRel, Relaxed).is_ok() {
@@ -473,20 +487,18 @@ impl Shared {
     /// Whether a mark could go.
     fn has_old_marks(&self) -> bool {
         let old = |region: u64| {
-            !self.clean.get(region)
-                && self.is_in_sync(region)
-                && self.cells[region as usize].load(Acquire) == 0
+            !self.clean.get(region) && self.is_same(region) && self.cells[region as usize].load(Acquire) == 0
         };
         self.marks_may_go() && (0..self.regions()).any(old)
     }
 
-    fn is_quiet(&self) -> bool {
-        self.marked.lock().unwrap_or_else(PoisonError::into_inner).elapsed() >= QUIET
+    fn is_quiet(&self, now: Nanos) -> bool {
+        now.since(Nanos(self.marked_ns.load(Acquire))) >= QUIET_NS
     }
 
     fn wants_copies(&self) -> bool {
         let (synced, all) = self.progress();
-        synced < all
+        (synced < all || self.torn_count.load(Acquire) > 0)
             && self.cursor.load(Relaxed) < all
             && self.legs[self.primary()].is_alive()
             && self.legs.iter().filter(|leg| leg.is_alive()).count() > 1
@@ -510,13 +522,13 @@ impl Shared {
 }
 
 impl Chore for Shared {
-    fn is_due(&self) -> bool {
-        let log = self.log_device.is_some() && !self.has_log_failed() && self.is_quiet();
+    fn is_due(&self, now: Nanos) -> bool {
+        let log = self.log_device.is_some() && !self.has_log_failed() && self.is_quiet(now);
         !self.is_suspended()
             && (self.wants_copies() || log && (self.stale.load(Acquire) || self.has_old_marks()))
     }
 
-    fn step(&self, disks: &mut dyn Disks) {
+    fn step(&self, now: Nanos, disks: &mut dyn Disks) {
         let _working = self.working.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_suspended() {
             return;
@@ -526,7 +538,7 @@ impl Chore for Shared {
         {
             self.copy_region(region, disks);
         }
-        if let Some(device) = self.log_device.filter(|_| self.is_quiet() && !self.has_log_failed())
+        if let Some(device) = self.log_device.filter(|_| self.is_quiet(now) && !self.has_log_failed())
             && !self.is_suspended()
             && (self.stale.load(Acquire) || self.has_old_marks())
         {

@@ -5,6 +5,7 @@ use super::super::rig::Rig;
 use super::super::testing::{error, names};
 use super::super::{Status, Target};
 use block::{Bytes, Op, Status as End};
+use queue::Nanos;
 use std::io;
 use std::sync::Arc;
 
@@ -43,9 +44,8 @@ fn unmarked(rig: &Rig) -> u32 {
     rig.content(0, 2, 2).iter().map(|byte| byte.count_ones()).sum()
 }
 
-fn quiet() {
-    std::thread::sleep(std::time::Duration::from_millis(250));
-}
+/// Long after whatever was written.
+const LATER: Nanos = Nanos(1 << 60);
 
 impl Disks for Below<'_> {
     fn read(&mut self, device: usize, at: Bytes, into: &mut [u8]) -> io::Result<()> {
@@ -129,8 +129,8 @@ fn regions_are_copied_one_after_the_other() {
     assert_eq!(rig.content(1, 108, 1), [0], "a region that is not in sync is written to the first only");
     let chore = chore(&rig);
     let mut steps = 0;
-    while chore.is_due() {
-        chore.step(&mut Below(&rig, None));
+    while chore.is_due(LATER) {
+        chore.step(LATER, &mut Below(&rig, None));
         steps += 1;
     }
     assert_eq!((steps, status(&rig).as_str()), (16, "2 8:0 8:16 16/16 1 AA 1 core"));
@@ -145,9 +145,9 @@ fn regions_are_copied_one_after_the_other() {
 fn a_suspended_mirror_copies_nothing() {
     let rig = Rig::new("mirror", "core 1 64 2 a 0 b 0");
     rig.target.presuspend(false);
-    assert!(!chore(&rig).is_due());
+    assert!(!chore(&rig).is_due(LATER));
     rig.target.resume();
-    assert!(chore(&rig).is_due());
+    assert!(chore(&rig).is_due(LATER));
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn writes_go_on_without_a_device_that_fails() {
     assert_eq!(status(&rig), "2 8:0 8:16 15/16 1 AD 1 core");
     assert_eq!((rig.content(0, 0, 1), rig.content(1, 0, 1)), (vec![3], vec![0]));
     assert_eq!(rig.run(Op::Write, 512, 1).1, [(0, Op::Write, 512, 1)], "nothing goes there any more");
-    assert!(!chore(&rig).is_due(), "there is nowhere to copy to");
+    assert!(!chore(&rig).is_due(LATER), "there is nowhere to copy to");
 }
 
 #[test]
@@ -192,6 +192,7 @@ fn when_all_fail_so_does_the_write() {
     }
     assert_eq!(rig.write(0, &[3; 512]), End::IoError);
     assert_eq!(status(&rig), "2 8:0 8:16 16/16 1 AA 1 core");
+    assert!(chore(&rig).is_due(LATER), "part of it may be on one of them");
 }
 
 #[test]
@@ -216,12 +217,11 @@ fn a_region_is_marked_on_disk_before_it_is_written() {
     let again = Rig::over("mirror", "disk 2 log 64 2 a 0 b 0", rig.kept(), true).unwrap();
     assert_eq!(status(&again), "2 8:16 8:32 15/16 1 AA 3 disk 8:0 A");
     let chore = self::chore(&again);
-    chore.step(&mut Below(&again, None));
+    chore.step(LATER, &mut Below(&again, None));
     assert_eq!(status(&again), "2 8:16 8:32 16/16 1 AA 3 disk 8:0 A");
     // And the mark goes when nothing is written for a while.
-    std::thread::sleep(std::time::Duration::from_millis(250));
-    while chore.is_due() {
-        chore.step(&mut Below(&again, None));
+    while chore.is_due(LATER) {
+        chore.step(LATER, &mut Below(&again, None));
     }
     assert_eq!(again.content(0, 2, 2), [0xff, 0xff]);
 }
@@ -230,9 +230,9 @@ fn a_region_is_marked_on_disk_before_it_is_written() {
 fn a_device_that_cannot_be_copied_to_is_out_of_sync() {
     let rig = Rig::new("mirror", "core 1 64 2 a 0 b 0");
     let chore = chore(&rig);
-    chore.step(&mut Below(&rig, Some(1)));
+    chore.step(LATER, &mut Below(&rig, Some(1)));
     assert_eq!(status(&rig), "2 8:0 8:16 0/16 1 AS 1 core");
-    assert!(!chore.is_due());
+    assert!(!chore.is_due(LATER));
 }
 
 #[test]
@@ -243,8 +243,8 @@ fn what_a_device_that_failed_has_is_copied_nowhere() {
     assert_eq!(rig.write(0, &[7; 512]), End::Ok);
     assert_eq!(status(&rig), "3 8:0 8:16 8:32 15/16 1 DAA 1 core");
     let chore = chore(&rig);
-    while chore.is_due() {
-        chore.step(&mut Below(&rig, None));
+    while chore.is_due(LATER) {
+        chore.step(LATER, &mut Below(&rig, None));
     }
     assert_eq!([0, 1, 2].map(|disk| rig.content(disk, 0, 1)[0]), [0, 7, 7]);
     assert_eq!(status(&rig), "3 8:0 8:16 8:32 15/16 1 DAA 1 core");
@@ -254,11 +254,11 @@ fn what_a_device_that_failed_has_is_copied_nowhere() {
 fn nothing_is_copied_from_a_first_device_that_failed_before_all_was_in_sync() {
     let mut rig = Rig::new("mirror", "core 1 64 3 a 0 b 0 c 0");
     let chore = chore(&rig);
-    chore.step(&mut Below(&rig, None));
+    chore.step(LATER, &mut Below(&rig, None));
     rig.fail(0, End::IoError);
     rig.fail(0, End::IoError);
     assert_eq!(rig.write(0, &[7; 512]), End::Ok);
-    assert!(!chore.is_due(), "no other has all");
+    assert!(!chore.is_due(LATER), "no other has all");
     assert_eq!(rig.read(0, 512).0, End::IoError, "rather than what was there before");
     assert_eq!(rig.content(1, 0, 1), [7]);
 }
@@ -291,20 +291,18 @@ fn all_devices_are_flushed_before_a_mark_goes() {
     assert_eq!(rig.write(0, &[7; 512]), End::Ok);
     assert_eq!(unmarked(&rig), 15);
     let chore = chore(&rig);
-    quiet();
     let mut disks = Flushed(&rig, None, Vec::new());
-    while chore.is_due() {
-        chore.step(&mut disks);
+    while chore.is_due(LATER) {
+        chore.step(LATER, &mut disks);
     }
     assert_eq!(disks.2, [(1, 'f'), (2, 'f'), (0, 'w'), (0, 'f')]);
     assert_eq!(unmarked(&rig), 16);
     // Where that fails it stays, also when the next flush does not.
     assert_eq!(rig.write(0, &[7; 512]), End::Ok);
-    quiet();
-    chore.step(&mut Flushed(&rig, Some(2), Vec::new()));
+    chore.step(LATER, &mut Flushed(&rig, Some(2), Vec::new()));
     assert_eq!(unmarked(&rig), 15);
     assert_eq!(status(&rig), "2 8:16 8:32 16/16 1 AF 3 disk 8:0 A");
-    assert!(!chore.is_due());
+    assert!(!chore.is_due(LATER));
 }
 
 #[test]
@@ -315,9 +313,8 @@ fn marks_stay_while_a_device_lacks_what_was_written() {
     assert_eq!(rig.write(0, &[7; 512]), End::Ok);
     assert_eq!(rig.write(512, &[7; 512]), End::Ok, "the other device alone");
     let chore = chore(&rig);
-    quiet();
-    while chore.is_due() {
-        chore.step(&mut Below(&rig, None));
+    while chore.is_due(LATER) {
+        chore.step(LATER, &mut Below(&rig, None));
     }
     assert_eq!(unmarked(&rig), 14);
 }
@@ -338,11 +335,11 @@ fn no_write_goes_before_the_mark_of_its_region() {
     write(&mut bytes);
     shared.log_ends(true);
     assert!(!shared.is_logged(3));
-    shared.mark(3);
+    shared.mark(3, Nanos(1));
     assert!(!shared.is_logged(3), "only in memory");
     write(&mut bytes);
     assert!(!shared.is_logged(3), "on its way");
-    shared.mark(4);
+    shared.mark(4, Nanos(1));
     shared.log_ends(true);
     assert!(shared.is_logged(3) && !shared.is_logged(4), "the log says nothing of what came after");
     // Another mark is written meanwhile: the region that has its own does not wait for that.
@@ -358,11 +355,16 @@ fn a_discard_that_fails_is_no_fault_of_a_device() {
         [(Op::Discard, End::NotSupported), (Op::Discard, End::IoError), (Op::WriteZeroes, End::NotSupported)]
     {
         let mut rig = Rig::new("mirror", "core 2 64 nosync 2 a 0 b 0");
+        assert_eq!(rig.write(0, &[1; 4096]), End::Ok);
         rig.fail(1, status);
         rig.fail(1, status);
         assert_eq!(rig.run(op, 0, 8).0, End::NotSupported, "{op:?} {status:?}");
         assert_eq!(self::status(&rig), "2 8:0 8:16 16/16 1 AA 1 core");
+        assert_ne!(rig.content(0, 0, 4096), rig.content(1, 0, 4096), "one of them has it");
         assert_eq!(rig.write(0, &[1; 512]), End::Ok, "its region was left");
+        chore(&rig).step(LATER, &mut Below(&rig, None));
+        assert_eq!(rig.content(0, 0, 4096), rig.content(1, 0, 4096));
+        assert!(!chore(&rig).is_due(LATER));
     }
 }
 
@@ -391,8 +393,8 @@ fn what_is_for_the_next_table_is_asked_for_again() {
         assert_eq!(rig.write(0, &[7; 512]), End::Ok);
         assert!(status(&rig).ends_with("1 AA 3 disk 8:0 A"), "{}", status(&rig));
         let chore = chore(&rig);
-        while chore.is_due() {
-            chore.step(&mut Below(&rig, None));
+        while chore.is_due(LATER) {
+            chore.step(LATER, &mut Below(&rig, None));
         }
         assert_eq!([1, 2].map(|disk| rig.content(disk, 0, 1)[0]), [7, 7]);
         assert_eq!(status(&rig), "2 8:16 8:32 16/16 1 AA 3 disk 8:0 A");
@@ -418,9 +420,8 @@ fn a_log_is_read_when_its_table_is_put_to_use() {
     let loaded = super::super::testing::made("mirror", "disk 2 log 64 2 a 0 b 0");
     assert_eq!(old.write(0, &[7; 512]), End::Ok);
     assert_eq!(unmarked(&old), 15);
-    quiet();
     old.target.presuspend(true);
-    assert!(!chore(&old).is_due(), "the log is the next table's");
+    assert!(!chore(&old).is_due(LATER), "the log is the next table's");
     loaded.prepare(&mut Below(&old, None)).unwrap();
     let status = loaded.status(Status::Info, &names(&["8:0", "8:16", "8:32"]));
     assert_eq!(status, "2 8:16 8:32 15/16 1 AA 3 disk 8:0 A", "what was written after it was made is marked");

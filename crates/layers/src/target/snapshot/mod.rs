@@ -21,7 +21,7 @@ use super::{Area, Devices, Kind, Names, Place, Status, Target, TargetError, Word
 use crate::Layer;
 use block::{Abilities, Bytes, Cookie, LimitsError, Op, Profile, Request, Sectors};
 use copy::{Copier, Copy, Progress};
-use queue::{ChildKind, Cx, Node, NodeId, Ring, Verdict};
+use queue::{ChildKind, Cx, Nanos, Node, NodeId, Ring, Verdict};
 use registry::{Lease, Member};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -60,11 +60,11 @@ struct Snapshot {
 struct Loss(Arc<Store>);
 
 impl Chore for Loss {
-    fn is_due(&self) -> bool {
+    fn is_due(&self, _: Nanos) -> bool {
         self.0.is_settling()
     }
 
-    fn step(&self, disks: &mut dyn Disks) {
+    fn step(&self, _: Nanos, disks: &mut dyn Disks) {
         let mut bytes = vec![0; self.0.chunk.bytes().0 as usize];
         bytes[..16].copy_from_slice(&Header { valid: false, chunk: self.0.chunk }.encode());
         // On a device that does not take it, it stays what it was: the origin does not wait for that for ever.
@@ -219,10 +219,11 @@ fn open(
     let mut area = vec![0; chunk.bytes().0 as usize];
     match header {
         None => {
+            // The header last: one that is on disk vouches for the area, where an older store may have left its own.
+            devices.write(cow, store.area_at(0), &area).map_err(io)?;
+            devices.flush(cow).map_err(io)?;
             area[..16].copy_from_slice(&Header { valid: true, chunk }.encode());
             devices.write(cow, Bytes::ZERO, &area).map_err(io)?;
-            area.fill(0);
-            devices.write(cow, store.area_at(0), &area).map_err(io)?;
             devices.flush(cow).map_err(io)?;
         }
         Some(Header { valid: false, .. }) => {
@@ -457,11 +458,12 @@ impl<R: Ring> Node<R> for SnapshotNode {
 
     fn end_io(&mut self, io: Cookie, req: &mut Request, status: block::Status, _: &mut Cx<'_, R>) -> Verdict {
         let slot = &mut self.slots[io.tag.index()];
-        if let Some(chunk) = slot.reads.take() {
-            self.copier.store.read_ends(chunk);
-        }
         (req.offset, req.op) = (slot.offset, slot.op);
-        Verdict::Up(status)
+        let Some(chunk) = slot.reads.take() else { return Verdict::Up(status) };
+        self.copier.store.read_ends(chunk);
+        // Nobody waited for the read to write the origin, if the snapshot was lost meanwhile.
+        let is_lost = status.is_ok() && !self.copier.store.is_valid();
+        Verdict::Up(if is_lost { block::Status::IoError } else { status })
     }
 
     fn reap(&mut self, io: Cookie, req: &mut Request, _: i64, cx: &mut Cx<'_, R>) -> Verdict {
