@@ -20,10 +20,10 @@ enum Step {
     Wait,
     Read,
     Write,
-    /// What the area will name is flushed.
-    Flush,
     /// The next area is emptied.
     Empty,
+    /// What the area will name is flushed, and the one after it: a full area that is on disk leads there.
+    Flush,
     Area,
     /// The area is flushed, where it could not be written with FUA.
     Settle,
@@ -243,7 +243,8 @@ impl Copier {
             return self.wait(copy, io, cx);
         };
         copy.area = Some((at, next_at));
-        self.take(copy, io, Step::Flush, None, cx)
+        let step = if next_at.is_some() { Step::Empty } else { Step::Flush };
+        self.take(copy, io, step, None, cx)
     }
 
     /// The snapshot is lost. Its [`Loss`](super::Loss) has its header say so.
@@ -277,10 +278,8 @@ impl Copier {
                 }
                 self.commit(copy, io, cx)
             }
-            Step::Flush if copy.area.is_some_and(|(_, next)| next.is_some()) => {
-                self.take(copy, io, Step::Empty, write, cx)
-            }
-            Step::Flush | Step::Empty => self.take(copy, io, Step::Area, write, cx),
+            Step::Empty => self.take(copy, io, Step::Flush, write, cx),
+            Step::Flush => self.take(copy, io, Step::Area, write, cx),
             Step::Area if !self.fua => self.take(copy, io, Step::Settle, write, cx),
             Step::Area | Step::Settle => {
                 copy.area = None;

@@ -154,6 +154,17 @@ fn what_a_write_needs_is_on_disk_before_it_ends() {
 }
 
 #[test]
+fn the_area_after_a_full_one_is_empty_on_disk_before_that_is() {
+    let mut rig = rig("next", "P 1");
+    for sector in 0..31 {
+        assert_eq!(rig.write(sector, &[9; 512]), End::Ok, "{sector}");
+    }
+    let (_, seen) = rig.run(Op::Write, 31, 1);
+    let asked: Vec<_> = seen.iter().map(|&(_, op, sector, _)| (op, sector)).collect();
+    assert_eq!(asked, [(Op::Write, 33), (Op::Write, 34), (Op::Flush, 0), (Op::Write, 1)]);
+}
+
+#[test]
 fn a_store_that_fails_makes_the_snapshot_invalid() {
     let mut rig = rig("lost", "N 32");
     rig.fail(1, End::IoError);
