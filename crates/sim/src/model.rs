@@ -10,7 +10,9 @@
 
 use crate::pattern::{Content, SECTOR_LEN, fill_sector, read_sector};
 use block::{Flags, Op, Sectors, Status};
+use std::cell::Cell;
 use std::fmt;
+use std::rc::Rc;
 
 /// Under way still.
 const OPEN: u64 = u64::MAX;
@@ -74,7 +76,8 @@ pub struct Model {
     flushed: u64,
     /// A discard that succeeds leaves zeroes.
     discard_zeroes: bool,
-    clock: u64,
+    /// Shared with the models of devices that came of this one, so that each write of any has a version of its own.
+    clock: Rc<Cell<u64>>,
 }
 
 impl Model {
@@ -82,7 +85,18 @@ impl Model {
     pub fn new(sectors: Sectors, discard_zeroes: bool) -> Model {
         let blank = Write { version: None, start: 0, end: 0, hides: true, stable: true };
         let sectors = vec![vec![blank]; sectors.0 as usize];
-        Model { sectors, reads: Vec::new(), flushed: 0, discard_zeroes, clock: 1 }
+        Model { sectors, reads: Vec::new(), flushed: 0, discard_zeroes, clock: Rc::new(Cell::new(1)) }
+    }
+
+    /// The model of a device that holds what this one does, and goes its own way from here.
+    ///
+    /// # Panics
+    /// When a request is under way.
+    #[must_use]
+    pub fn copy(&self) -> Model {
+        let open = self.sectors.iter().flatten().any(|write| write.end == OPEN);
+        assert!(!open && self.reads.is_empty(), "a device is copied while nothing is under way");
+        self.clone()
     }
 
     /// How long the device is.
@@ -192,8 +206,8 @@ impl Model {
     }
 
     fn tick(&mut self) -> u64 {
-        self.clock += 1;
-        self.clock
+        self.clock.set(self.clock.get() + 1);
+        self.clock.get()
     }
 
     fn range(&mut self, ticket: Ticket) -> &mut [Vec<Write>] {

@@ -13,6 +13,7 @@ use crate::{Disk, Faults, Rng, Tracer};
 use block::{Cookie, Segment};
 use fate::{Fate, total, whole_sectors};
 use queue::{FileId, FileOp, IoId, Nanos, Patience, QueueId, Ring, RingFull};
+use std::collections::BTreeMap;
 
 /// More operations under way than this, and the ring is full whatever the plan says.
 const ROOM: usize = 192;
@@ -46,6 +47,8 @@ pub struct SimRing {
     pub(crate) now: Nanos,
     pub(crate) rng: Rng,
     faults: Faults,
+    /// What goes wrong on single disks, in place of that.
+    disk_faults: BTreeMap<u32, Faults>,
     pub(crate) arena: Arena,
     pub(crate) net: Net,
     disks: Vec<Disk>,
@@ -60,6 +63,7 @@ impl SimRing {
             now: Nanos(1),
             rng,
             faults,
+            disk_faults: BTreeMap::new(),
             arena: Arena::default(),
             net: Net::default(),
             disks: Vec::new(),
@@ -92,6 +96,19 @@ impl SimRing {
     /// What goes wrong from now on.
     pub fn set_faults(&mut self, faults: Faults) {
         self.faults = faults;
+    }
+
+    /// What goes wrong on one disk from now on; `None`: what goes wrong everywhere. Of these a disk has all that
+    /// is about operations on files.
+    pub fn set_disk_faults(&mut self, file: FileId, faults: Option<Faults>) {
+        match faults {
+            Some(faults) => self.disk_faults.insert(file.0, faults),
+            None => self.disk_faults.remove(&file.0),
+        };
+    }
+
+    fn faults_of(&self, file: FileId) -> Faults {
+        self.disk_faults.get(&file.0).copied().unwrap_or(self.faults)
     }
 
     /// Operations and timers under way.
@@ -325,12 +342,14 @@ impl Ring for SimRing {
     fn start(&mut self, id: IoId, file: FileId, op: FileOp, data: &[Segment]) -> Result<(), RingFull> {
         assert!(!matches!(op, FileOp::Seek { .. }), "a seek can only be done at once");
         assert!(self.pending.iter().all(|pending| pending.id != id), "{id:?} is already under way");
-        if self.pending.len() >= ROOM || self.rng.chance(self.faults.ring_full) {
+        // Timers are kept elsewhere: who waits for room by the clock would otherwise be in its own way.
+        let under_way = self.pending.iter().filter(|pending| pending.work.is_some()).count();
+        if under_way >= ROOM || self.rng.chance(self.faults.ring_full) {
             self.note("ring-full", op, total(data), 0);
             return Err(RingFull);
         }
         let mut work = self.work(file, op, data);
-        if self.rng.chance(self.faults.again) {
+        if self.rng.chance(self.faults_of(file).again) {
             work.fate = Fate::Fails { errno: libc::EAGAIN, reached: 0 };
         }
         data.iter().for_each(|&segment| self.arena.pin(segment, true));
@@ -341,7 +360,7 @@ impl Ring for SimRing {
             let early = whole_sectors(op, self.rng.below(len));
             self.move_data(&mut work, early);
         }
-        let lost = self.rng.chance(self.faults.lost);
+        let lost = self.rng.chance(self.faults_of(file).lost);
         let due = if lost { NEVER } else { self.now.after(self.latency()) };
         self.note("start", op, total(data), 0);
         self.pending.push(Pending { id, due, work: Some(work), cancelled: false });

@@ -10,11 +10,13 @@ mod parts;
 mod paths;
 mod remote;
 mod stacks;
+mod targets;
 mod ublk;
 mod within;
 mod world;
 
 pub use breakage::Breakage;
+pub use targets::run as run_targets;
 pub use ublk::run as run_ublk;
 
 use sim::{Rng, Tracer};

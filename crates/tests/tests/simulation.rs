@@ -1,7 +1,7 @@
 //! Whole stacks, simulated. `BLOCKYARD_SEED=n` replays one run and no other; `BLOCKYARD_SIM_RUNS=n` adds
 //! that many runs with fresh seeds.
 
-use blockyard_tests::simulation::{Breakage, Scenario, run, run_ublk};
+use blockyard_tests::simulation::{Breakage, Scenario, run, run_targets, run_ublk};
 use std::hash::{BuildHasher, RandomState};
 
 fn number(name: &str) -> Option<u64> {
@@ -120,6 +120,57 @@ fn mistakes_are_found_through_ublk_as_well() {
     for breakage in SEEN_BY_CLIENTS {
         let scenario = Scenario { breakage: Some(breakage), ..Scenario::default() };
         let found = (0..RUNS_MAX).find_map(|seed| run_ublk(seed, scenario).err());
+        let failure = found.unwrap_or_else(|| panic!("{breakage:?} was not found in {RUNS_MAX} runs"));
+        println!("{breakage:?}: seed {}: {}", failure.seed, failure.message);
+    }
+}
+
+fn pass_targets(seed: u64) {
+    if let Err(failure) = run_targets(seed, Scenario::default()) {
+        panic!("{failure}");
+    }
+}
+
+#[test]
+fn targets_that_keep_state_keep_their_promises() {
+    match number("BLOCKYARD_TARGET_SEED") {
+        Some(seed) => pass_targets(seed),
+        // The last ones found something.
+        None => (0..60).chain([164, 210, 284]).for_each(pass_targets),
+    }
+}
+
+#[test]
+fn fresh_seeds_keep_the_promises_of_targets() {
+    // Each takes as long as several of the others.
+    let runs = number("BLOCKYARD_SIM_RUNS").unwrap_or(50) / 5;
+    let first = RandomState::new().hash_one(0);
+    println!("seeds from {first}");
+    (0..runs).for_each(|number| pass_targets(first.wrapping_add(number)));
+}
+
+#[test]
+fn runs_of_targets_replay_and_do_something() {
+    let (mut requests, mut ok, mut cuts, mut kills, mut swaps) = (0, 0, 0, 0, 0);
+    for seed in 3000..3020 {
+        let outcomes =
+            [(); 2].map(|()| run_targets(seed, Scenario::default()).unwrap_or_else(|f| panic!("{f}")));
+        assert_eq!(outcomes[0], outcomes[1]);
+        requests += outcomes[0].requests;
+        ok += outcomes[0].ok;
+        cuts += outcomes[0].power_cuts;
+        kills += outcomes[0].kills;
+        swaps += outcomes[0].swaps;
+    }
+    assert!(ok * 2 > requests && requests > 2000, "{ok} of {requests} ok");
+    assert!(cuts > 20 && kills > 2 && swaps > 10, "{cuts} power cuts, {kills} kills, {swaps} swaps");
+}
+
+#[test]
+fn mistakes_in_targets_are_found() {
+    for breakage in Breakage::OF_TARGETS {
+        let scenario = Scenario { breakage: Some(breakage), ..Scenario::default() };
+        let found = (0..RUNS_MAX).find_map(|seed| run_targets(seed, scenario).err());
         let failure = found.unwrap_or_else(|| panic!("{breakage:?} was not found in {RUNS_MAX} runs"));
         println!("{breakage:?}: seed {}: {}", failure.seed, failure.message);
     }

@@ -16,6 +16,7 @@ pub(super) enum Fate {
 impl SimRing {
     /// Decide what becomes of an operation.
     pub(super) fn fate(&mut self, file: FileId, op: FileOp, data: &[Segment]) -> Fate {
+        let faults = self.faults_of(file);
         let disk = &self.disks[file.0 as usize];
         let len = total(data);
         let fails = |errno| Fate::Fails { errno, reached: 0 };
@@ -40,19 +41,19 @@ impl SimRing {
         }
         if let FileOp::Write { offset, .. } = op
             && !disk.is_allocated(offset, len)
-            && self.rng.chance(self.faults.no_space)
+            && self.rng.chance(faults.no_space)
         {
             return fails(libc::ENOSPC);
         }
         if op == FileOp::Sync {
-            let failed = self.rng.chance(self.faults.sync_error);
+            let failed = self.rng.chance(faults.sync_error);
             return if failed { fails(libc::EIO) } else { Fate::Moves(0) };
         }
-        if self.rng.chance(self.faults.io_error) {
+        if self.rng.chance(faults.io_error) {
             let reached = whole_sectors(op, self.rng.below(len + 1));
             return Fate::Fails { errno: libc::EIO, reached };
         }
-        if len > 1 && self.rng.chance(self.faults.short) {
+        if len > 1 && self.rng.chance(faults.short) {
             let align = disk.config().align;
             let short = whole_sectors(op, self.rng.between(1, len - 1)) & !(align - 1);
             return Fate::Moves(if short > 0 { short } else { len });

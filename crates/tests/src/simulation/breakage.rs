@@ -37,6 +37,22 @@ pub enum Breakage {
     UncountedEnd,
     /// A path's error is told although another path could have carried the request out.
     PathErrorTold,
+    /// A snapshot's copies are not written.
+    ForgottenCopy,
+    /// An exception is written before what it names is on stable storage.
+    EarlyException,
+    /// Now and then a write to an origin is not copied for its snapshots first.
+    PassedBy,
+    /// The header of a snapshot that is lost does not say so.
+    UnrecordedLoss,
+    /// Regions are written before the log has their marks.
+    ForgottenMark,
+    /// Marks go before what was written is on stable storage.
+    EarlyUnmark,
+    /// A mirror does not hear that one of its devices has not taken a write.
+    StaleLeg,
+    /// Now and then a piece of a region is not copied.
+    HalfCopied,
 }
 
 impl Breakage {
@@ -50,7 +66,25 @@ impl Breakage {
         matches!(self, Breakage::UncountedEnd | Breakage::PathErrorTold)
     }
 
-    /// All of them.
+    /// It is made in a mirror, rather than in a snapshot or its origin.
+    pub(super) fn is_of_mirrors(self) -> bool {
+        use Breakage::{EarlyUnmark, ForgottenMark, HalfCopied, StaleLeg};
+        matches!(self, ForgottenMark | EarlyUnmark | StaleLeg | HalfCopied)
+    }
+
+    /// Those of targets that keep state.
+    pub const OF_TARGETS: [Breakage; 8] = [
+        Breakage::ForgottenCopy,
+        Breakage::EarlyException,
+        Breakage::PassedBy,
+        Breakage::UnrecordedLoss,
+        Breakage::ForgottenMark,
+        Breakage::EarlyUnmark,
+        Breakage::StaleLeg,
+        Breakage::HalfCopied,
+    ];
+
+    /// Those of stacks.
     pub const ALL: [Breakage; 15] = [
         Breakage::EarlyFua,
         Breakage::SkippedFlush,
@@ -146,8 +180,8 @@ impl<R: Ring> Node<R> for Broken {
     }
 }
 
-/// A layer that makes one of the mistakes of overlays, between one and its origin or its store.
-pub(super) struct BrokenOverlay {
+/// A node that makes one of the mistakes of overlays and of targets, between one and a device of its own.
+pub(super) struct BrokenBelow {
     child: NodeId,
     breakage: Breakage,
     /// Where the store's data begins.
@@ -156,16 +190,22 @@ pub(super) struct BrokenOverlay {
     owed: bool,
 }
 
-impl BrokenOverlay {
-    pub(super) fn new(child: NodeId, breakage: Breakage, data_at: Bytes) -> BrokenOverlay {
-        BrokenOverlay { child, breakage, data_at, owed: false }
+impl BrokenBelow {
+    pub(super) fn new(child: NodeId, breakage: Breakage, data_at: Bytes) -> BrokenBelow {
+        BrokenBelow { child, breakage, data_at, owed: false }
     }
 }
 
-impl<R: Ring> Node<R> for BrokenOverlay {
+impl<R: Ring> Node<R> for BrokenBelow {
     fn submit(&mut self, _: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         match (self.breakage, req.op) {
             (Breakage::ForgottenTable, Op::Write) if req.offset < self.data_at => {
+                return Verdict::Up(Status::Ok);
+            }
+            (Breakage::ForgottenCopy, Op::Write) if req.offset >= self.data_at => {
+                return Verdict::Up(Status::Ok);
+            }
+            (Breakage::EarlyException, Op::Flush) | (Breakage::ForgottenMark, Op::Write) => {
                 return Verdict::Up(Status::Ok);
             }
             (Breakage::EarlyTable, Op::Flush) => {
@@ -185,5 +225,30 @@ impl<R: Ring> Node<R> for BrokenOverlay {
             _ => {}
         }
         Verdict::Down(self.child)
+    }
+
+    fn end_io(&mut self, _: Cookie, req: &mut Request, status: Status, _: &mut Cx<'_, R>) -> Verdict {
+        let unheard = self.breakage == Breakage::StaleLeg && req.op == Op::Write;
+        Verdict::Up(if unheard { Status::Ok } else { status })
+    }
+}
+
+/// A node above an origin that lets writes past it to its device, now and then.
+pub(super) struct PassBy {
+    origin: NodeId,
+    device: NodeId,
+    rng: Rng,
+}
+
+impl PassBy {
+    pub(super) fn new(origin: NodeId, device: NodeId, rng: Rng) -> PassBy {
+        PassBy { origin, device, rng }
+    }
+}
+
+impl<R: Ring> Node<R> for PassBy {
+    fn submit(&mut self, _: Cookie, req: &mut Request, _: &mut Cx<'_, R>) -> Verdict {
+        let passes = req.op == Op::Write && self.rng.chance(50);
+        Verdict::Down(if passes { self.device } else { self.origin })
     }
 }

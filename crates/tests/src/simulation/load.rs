@@ -1,6 +1,5 @@
 //! The front-end of a simulation: makes random requests with their memory, and judges how they ended.
 
-use super::stacks::Setup;
 use block::{Bytes, Data, Extent, Flags, Op, Request, Sectors, Segment, Status, Tag};
 use queue::{Queue, Ring as _};
 use sim::{Content, Model, Rng, SECTOR_LEN, SimRing, Ticket, fill_sector, read_sector};
@@ -10,6 +9,25 @@ const GUARD: u8 = 0x5C;
 const GUARD_LEN: u32 = 64;
 /// Memory for the answers about extents.
 const EXTENTS_LEN: u32 = 8 * Extent::RECORD_LEN as u32;
+
+/// What may be asked of a device, and how it may answer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Manners {
+    pub(super) sectors: Sectors,
+    /// In one request at most.
+    pub(super) sectors_max: u64,
+    pub(super) segments_per_tag: u16,
+    /// Memory comes in whole sectors.
+    pub(super) even_memory: bool,
+    /// It knows about extents.
+    pub(super) tells_extents: bool,
+    /// Requests may fail without anyone being wrong.
+    pub(super) can_fail: bool,
+    /// Discard or write zeroes may be refused.
+    pub(super) can_refuse: bool,
+    /// Requests that take too long are ended.
+    pub(super) has_timeout: bool,
+}
 
 /// A request under way.
 #[derive(Debug)]
@@ -21,25 +39,41 @@ pub(super) struct Flying {
     pub(super) owner: u32,
 }
 
-/// Make a request for `tag`. `None`: there was no memory.
+impl Flying {
+    /// Whether it changes one of these sectors.
+    pub(super) fn is_write_of(&self, first: u64, count: u64) -> bool {
+        let Request { op, offset, .. } = self.req;
+        op.is_write() && offset.0 < (first + count) << 9 && first << 9 < self.req.end().0
+    }
+}
+
+/// Make a request for `tag`. `None`: there was no memory, or `is_taken` says of the kind and the sectors that they are.
 pub(super) fn request(
     tag: Tag,
     queue: &mut Queue<SimRing>,
-    setup: &Setup,
+    manners: &Manners,
     rng: &mut Rng,
     ring: &mut SimRing,
     model: &mut Model,
+    is_taken: impl Fn(Op, u64, u64) -> bool,
 ) -> Option<Flying> {
-    let op = random_op(rng);
-    let (first, count) = if op == Op::Flush { (0, 0) } else { random_range(rng, setup.sectors.0) };
+    let op = match random_op(rng) {
+        Op::Extents if !manners.tells_extents => Op::Read,
+        op => op,
+    };
+    let (first, count) =
+        if op == Op::Flush { (0, 0) } else { random_range(rng, manners.sectors.0, manners.sectors_max) };
     let flags = random_flags(rng, op);
+    if is_taken(op, first, count) {
+        return None;
+    }
     let memory_len = match op {
         Op::Read | Op::Write => (count as u32) << 9,
         Op::Extents => EXTENTS_LEN,
         _ => 0,
     };
-    let most = if op == Op::Extents { 1 } else { u64::from(setup.segments_per_tag) };
-    let (memory, segments) = allocate(memory_len, rng.between(1, most), setup.even_memory, rng, ring)?;
+    let most = if op == Op::Extents { 1 } else { u64::from(manners.segments_per_tag) };
+    let (memory, segments) = allocate(memory_len, rng.between(1, most), manners.even_memory, rng, ring)?;
     let data = queue.run(tag, &segments).expect("no more segments than the queue was made for");
     let ticket = model.begin(op, flags, Sectors(first), Sectors(count));
     match op {
@@ -75,8 +109,8 @@ fn random_op(rng: &mut Rng) -> Op {
 }
 
 /// Mostly a few sectors in a few places, so that requests meet; sometimes a lot.
-fn random_range(rng: &mut Rng, sectors: u64) -> (u64, u64) {
-    let most = *rng.pick(&[1, 8, 8, 16, 16, 64, 256]).min(&sectors);
+fn random_range(rng: &mut Rng, sectors: u64, sectors_max: u64) -> (u64, u64) {
+    let most = *rng.pick(&[1, 8, 8, 16, 16, 64, 256]).min(&sectors).min(&sectors_max);
     let count = rng.between(1, most);
     let place = if rng.chance(500) { (sectors - count).min(32) } else { sectors - count };
     (rng.between(0, place), count)
@@ -142,12 +176,12 @@ pub(super) fn judge(
     flying: &Flying,
     status: Status,
     queue: &Queue<SimRing>,
-    setup: &Setup,
+    manners: &Manners,
     ring: &mut SimRing,
     model: &mut Model,
 ) -> Result<(), String> {
     let Flying { ticket, req, .. } = flying;
-    if !may_end(req, status, setup) {
+    if !may_end(req, status, manners) {
         return Err(format!("{req:?} ended with {status:?}, and nothing was wrong"));
     }
     let own = data(queue, req.data, req.len, req.op, ring);
@@ -174,13 +208,13 @@ pub(super) fn judge(
     guards(flying, own.len(), ring)
 }
 
-fn may_end(req: &Request, status: Status, setup: &Setup) -> bool {
+fn may_end(req: &Request, status: Status, manners: &Manners) -> bool {
     let again = status == Status::Again && req.flags.has(Flags::NOWAIT);
     let refusal = status == Status::NotSupported
         && (req.flags.has(Flags::FAST_ZERO)
-            || setup.can_refuse && matches!(req.op, Op::Discard | Op::WriteZeroes));
-    let timeout = status == Status::Timeout && setup.timeout_ns.is_some();
-    status.is_ok() || again || refusal || timeout || setup.can_fail
+            || manners.can_refuse && matches!(req.op, Op::Discard | Op::WriteZeroes));
+    let timeout = status == Status::Timeout && manners.has_timeout;
+    status.is_ok() || again || refusal || timeout || manners.can_fail
 }
 
 fn data(queue: &Queue<SimRing>, data: Data, len: Bytes, op: Op, ring: &SimRing) -> Vec<u8> {

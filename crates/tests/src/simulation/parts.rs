@@ -1,6 +1,6 @@
 //! A stack as data, and how nodes are made of it.
 
-use super::breakage::{Breakage, Broken, BrokenOverlay};
+use super::breakage::{Breakage, Broken, BrokenBelow};
 use super::paths::FlakyPath;
 use super::remote::Remote;
 use super::stacks::Setup;
@@ -127,7 +127,7 @@ pub(super) enum Part {
         breakage: Breakage,
         below: Box<Part>,
     },
-    BrokenOverlay {
+    BrokenBelow {
         breakage: Breakage,
         data_at: Bytes,
         below: Box<Part>,
@@ -161,7 +161,7 @@ impl Part {
             | Part::Within { below, .. }
             | Part::Scheduler { below, .. }
             | Part::Broken { below, .. }
-            | Part::BrokenOverlay { below, .. } => std::slice::from_ref(below),
+            | Part::BrokenBelow { below, .. } => std::slice::from_ref(below),
         }
     }
 
@@ -209,7 +209,7 @@ impl Part {
             Part::Within { limits, .. } => format!("within {limits:?}"),
             Part::Scheduler { choice, .. } => choice.to_string(),
             Part::Cow { overlay, .. } => format!("cow {overlay}"),
-            Part::Broken { breakage, .. } | Part::BrokenOverlay { breakage, .. } => {
+            Part::Broken { breakage, .. } | Part::BrokenBelow { breakage, .. } => {
                 format!("broken {breakage:?}")
             }
         };
@@ -330,8 +330,8 @@ impl Builder<'_> {
                 let children = [child, NodeId(id + 1 + below[0].size())];
                 stack.layer(self.setup.paths[*number].node(&children, *breakage, rng), 0)
             }
-            Part::BrokenOverlay { breakage, data_at, .. } => {
-                stack.layer(Box::new(BrokenOverlay::new(child, *breakage, *data_at)), 0)
+            Part::BrokenBelow { breakage, data_at, .. } => {
+                stack.layer(Box::new(BrokenBelow::new(child, *breakage, *data_at)), 0)
             }
             Part::Broken { breakage, .. } => stack.layer(Box::new(Broken::new(child, *breakage, rng)), 64),
         };

@@ -2,6 +2,7 @@
 
 use super::Scenario;
 use super::breakage::Breakage;
+use super::load::Manners;
 use super::parts::{Builder, Part, Remotes};
 use super::paths::Paths;
 use super::remote::Remote;
@@ -88,7 +89,34 @@ pub(super) struct Setup {
 impl Setup {
     /// `sockets`: the ring has some, so that servers may hold the data.
     pub(super) fn random(rng: &mut Rng, scenario: Scenario, sockets: bool) -> Setup {
-        let mut setup = Setup {
+        let mut setup = Setup::bare(rng, scenario, sockets);
+        setup.faults = random_faults(rng, setup.timeout_ns.is_some());
+        if setup.forgets_sync_errors || setup.forgets_at_swaps {
+            setup.faults.sync_error = 300;
+        }
+        setup.can_fail = setup.faults.can_fail_requests();
+        let extra = scenario.breakage.is_some().into();
+        let len = Bytes(setup.sectors.0 << 9);
+        let broken_overlay = scenario.breakage.filter(|breakage| breakage.is_of_overlays());
+        if broken_overlay.is_some() || scenario.breakage.is_none() && rng.chance(100) {
+            setup.top = setup.filled_overlay(rng, len, broken_overlay);
+            return setup;
+        }
+        if let Some(breakage) = scenario.breakage.filter(|breakage| breakage.is_of_paths()) {
+            setup.top = setup.multipath(rng, len, Some(breakage));
+            return setup;
+        }
+        setup.top = setup.tree(rng, extra, len);
+        if let Some(breakage) = scenario.breakage {
+            setup.top = Part::Broken { breakage, below: Box::new(setup.top.clone()) };
+            setup.pieces = true;
+        }
+        setup
+    }
+
+    /// One without anything in it yet.
+    fn bare(rng: &mut Rng, scenario: Scenario, sockets: bool) -> Setup {
+        Setup {
             top: Part::PlainFile { disk: 0 },
             disks: Vec::new(),
             latches: Vec::new(),
@@ -120,29 +148,43 @@ impl Setup {
             can_refuse: false,
             even_memory: false,
             patient: false,
-        };
-        setup.faults = random_faults(rng, setup.timeout_ns.is_some());
-        if setup.forgets_sync_errors || setup.forgets_at_swaps {
-            setup.faults.sync_error = 300;
         }
-        setup.can_fail = setup.faults.can_fail_requests();
-        let extra = scenario.breakage.is_some().into();
-        let len = Bytes(setup.sectors.0 << 9);
-        let broken_overlay = scenario.breakage.filter(|breakage| breakage.is_of_overlays());
-        if broken_overlay.is_some() || scenario.breakage.is_none() && rng.chance(100) {
-            setup.top = setup.filled_overlay(rng, len, broken_overlay);
-            return setup;
-        }
-        if let Some(breakage) = scenario.breakage.filter(|breakage| breakage.is_of_paths()) {
-            setup.top = setup.multipath(rng, len, Some(breakage));
-            return setup;
-        }
-        setup.top = setup.tree(rng, extra, len);
-        if let Some(breakage) = scenario.breakage {
-            setup.top = Part::Broken { breakage, below: Box::new(setup.top.clone()) };
-            setup.pieces = true;
-        }
+    }
+
+    /// One for devices that are made of targets: disks as they come, troubles that a device gets over, nothing else.
+    pub(super) fn for_targets(rng: &mut Rng, scenario: Scenario) -> Setup {
+        let mut setup = Setup::bare(rng, scenario, false);
+        (setup.durable, setup.timeout_ns, setup.even_memory) = (true, None, true);
+        // Each may be cut into many, and there are several devices.
+        setup.depth = setup.depth.min(8);
+        setup.faults = gentle_faults(rng);
         setup
+    }
+
+    /// What may be asked of the device, and how it may answer.
+    pub(super) fn manners(&self) -> Manners {
+        Manners {
+            sectors: self.sectors,
+            sectors_max: 256,
+            segments_per_tag: self.segments_per_tag,
+            even_memory: self.even_memory,
+            tells_extents: true,
+            can_fail: self.can_fail,
+            can_refuse: self.can_refuse,
+            has_timeout: self.timeout_ns.is_some(),
+        }
+    }
+
+    /// A disk on which nothing else stands, and where on it what is meant begins.
+    pub(super) fn disk(&mut self, rng: &mut Rng, len: Bytes) -> (Part, FileId, Bytes) {
+        let file = self.disks.len();
+        let mut part = self.any_file(rng, len);
+        match rng.below(4) {
+            0 => part = Part::Delay { chance: rng.between(50, 900) as u32, below: Box::new(part) },
+            1 => part = Part::Jam { chance: rng.between(20, 400) as u32, below: Box::new(part) },
+            _ => {}
+        }
+        (part, FileId(file as u32), self.facts[file].map_or(Bytes::ZERO, |facts| facts.start))
     }
 
     /// How often a node tries again. One of a stack may be patient: two above each other would try 40,000
@@ -313,7 +355,7 @@ impl Setup {
             let which = usize::from(breakage != Breakage::IncompleteChunk);
             let data_at = layout.data_at();
             let part = std::mem::replace(&mut below[which], Box::new(Part::PlainFile { disk }));
-            *below[which] = Part::BrokenOverlay { breakage, data_at, below: part };
+            *below[which] = Part::BrokenBelow { breakage, data_at, below: part };
         }
         self.overlays.push(Overlay { disk, layout, origin_len, index: None });
         // A chunk takes three at once.
@@ -450,6 +492,13 @@ impl Setup {
         }
     }
 
+    /// Open one file again: what was wrong with it before is forgotten by whoever is built from now on.
+    pub(super) fn open_again(&mut self, file: FileId) {
+        let disk = file.0 as usize;
+        self.shared[disk] = self.facts[disk].map(Shared::new);
+        self.latches[disk] = Rc::default();
+    }
+
     /// Nothing is under way: the next stack that is built may serve its files otherwise.
     pub(super) fn change(&mut self, rng: &mut Rng, ring: &mut SimRing) {
         for paths in &mut self.paths {
@@ -509,16 +558,25 @@ fn aligned(direct: Option<Alignment>) -> (u64, u64) {
     direct.map_or((1, 1), |direct| (direct.offset.into(), direct.memory.into()))
 }
 
-fn random_faults(rng: &mut Rng, timeouts: bool) -> Faults {
-    let mut some = |chance, most| if rng.chance(chance) { rng.between(1, most) as u32 } else { 0 };
-    let gentle = Faults {
-        short: some(600, 400),
-        slow: some(500, 100),
-        ring_full: some(500, 300),
-        not_now: some(500, 500),
-        no_memory: some(400, 200),
+fn some(rng: &mut Rng, chance: u32, most: u64) -> u32 {
+    if rng.chance(chance) { rng.between(1, most) as u32 } else { 0 }
+}
+
+/// What no request fails of.
+fn gentle_faults(rng: &mut Rng) -> Faults {
+    Faults {
+        short: some(rng, 600, 400),
+        slow: some(rng, 500, 100),
+        ring_full: some(rng, 500, 300),
+        not_now: some(rng, 500, 500),
+        no_memory: some(rng, 400, 200),
         ..Faults::NONE
-    };
+    }
+}
+
+fn random_faults(rng: &mut Rng, timeouts: bool) -> Faults {
+    let gentle = gentle_faults(rng);
+    let mut some = |chance, most| some(rng, chance, most);
     if some(500, 1) == 0 {
         return gentle;
     }

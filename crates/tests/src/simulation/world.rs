@@ -163,7 +163,8 @@ impl World {
         let id = *self.rng.pick(&self.ids);
         let queue = self.queues.touch(id);
         let Some(tag) = queue.tag() else { return false };
-        let made = load::request(tag, queue, &self.setup, &mut self.rng, &mut self.ring, &mut self.model);
+        let World { rng, ring, model, .. } = self;
+        let made = load::request(tag, queue, &self.setup.manners(), rng, ring, model, |_, _, _| false);
         let Some(flying) = made else {
             queue.release(tag);
             return false;
@@ -288,7 +289,7 @@ impl World {
             return Err(format!("{done:?} names the wrong owner, not {}", flying.owner));
         }
         let queue = self.queues.touch(id);
-        load::judge(tag, &flying, status, queue, &self.setup, &mut self.ring, &mut self.model)?;
+        load::judge(tag, &flying, status, queue, &self.setup.manners(), &mut self.ring, &mut self.model)?;
         queue.release(tag);
         let counted = &mut self.counted[number][flying.req.op as usize];
         counted.ended += 1;

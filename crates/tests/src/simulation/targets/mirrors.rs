@@ -1,0 +1,327 @@
+//! A mirror of two or three disks, of which the world holds: a write that was acknowledged is read from whichever device is
+//! read, requests do not fail while one device does not, regions without a mark are the same on all devices after a crash, and
+//! all devices are the same when all is in sync.
+//!
+//! Its administrator does what docs/targets/mirror.md asks for: the next table names a device first that has all, and
+//! copies everything where the log had failed or a device was left out meanwhile.
+
+use super::machine::{Machine, Outcomes};
+use crate::simulation::{Outcome, Scenario};
+use block::{Bytes, Sectors};
+use sim::{Faults, Model, Rng, SECTOR_LEN, Tracer};
+
+/// Requests of one run, unless the scenario says otherwise.
+const REQUESTS: u64 = 200;
+/// Where the bits of a log begin.
+const BITS_AT: u64 = 1024;
+/// Longer than nothing is written before marks go.
+const QUIET_NS: u64 = 300_000_000;
+
+/// What a run is about.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    sectors: Sectors,
+    region: Sectors,
+    /// Where the device begins on each of its disks.
+    starts: Vec<Sectors>,
+    /// There is a disk more, for the log.
+    has_log: bool,
+    features: &'static str,
+}
+
+impl Plan {
+    pub(super) fn random(rng: &mut Rng, scenario: Scenario) -> Plan {
+        let sectors = Sectors(rng.between(8, 64) * 8 + rng.below(2) * rng.below(8));
+        let starts = (0..rng.between(2, 3)).map(|_| Sectors(rng.below(2) * rng.below(20))).collect();
+        Plan {
+            sectors,
+            region: Sectors(*rng.pick(&[8, 8, 16, 64])),
+            starts,
+            has_log: scenario.breakage.is_some() || rng.chance(600),
+            features: rng.pick::<&str>(&["", " 1 handle_errors", " 2 handle_errors keep_log"]),
+        }
+    }
+
+    pub(super) fn describe(&self) -> String {
+        let Plan { sectors, region, starts, has_log, features } = self;
+        let log = if *has_log { "disk" } else { "core" };
+        format!("mirror of {} sectors, {log} {}, at {starts:?}{features}", sectors.0, region.0)
+    }
+
+    fn legs(&self) -> usize {
+        self.starts.len()
+    }
+
+    /// The log's disk.
+    fn log(&self) -> Option<usize> {
+        self.has_log.then_some(self.legs())
+    }
+}
+
+/// What a mirror says of itself.
+struct Health {
+    /// Those of its disks that have all, and those that have not.
+    good: Vec<usize>,
+    bad: Vec<usize>,
+    in_sync: bool,
+    log_failed: bool,
+}
+
+pub(super) struct World {
+    machine: Machine,
+    plan: Plan,
+    /// Its disks, as the table names them.
+    order: Vec<usize>,
+    /// The disk that has troubles.
+    troubled: Option<usize>,
+    /// All is to be copied by the next table.
+    copies_all: bool,
+}
+
+impl World {
+    pub(super) fn new(mut rng: Rng, plan: Plan, scenario: Scenario, tracer: Tracer) -> Result<World, String> {
+        let len = |start: &Sectors| Sectors(start.0 + plan.sectors.0).bytes();
+        let mut lens: Vec<Bytes> = plan.starts.iter().map(len).collect();
+        lens.extend(plan.log().map(|_| Bytes(8192)));
+        let mut machine = Machine::new(&mut rng, scenario, &lens, tracer);
+        let mut model = Model::new(plan.sectors, false);
+        let same = machine.rng.chance(300);
+        let all: Vec<(usize, Bytes)> = plan.starts.iter().map(|start| start.bytes()).enumerate().collect();
+        machine.fill(&mut model, if same { &all } else { &all[..1] });
+        for &(leg, start) in all[1..].iter().filter(|_| !same) {
+            machine.put(leg, start, &vec![0x55; (plan.sectors.0 << 9) as usize]);
+        }
+        let order = (0..plan.legs()).collect();
+        let mut world = World { machine, plan, order, troubled: None, copies_all: !same };
+        let words = world.words(same.then_some("nosync"));
+        world.show(&words, model)?;
+        world.machine.set_calm(false);
+        Ok(world)
+    }
+
+    pub(super) fn run(mut self, scenario: Scenario) -> Result<Outcome, String> {
+        let mut left = if scenario.requests == 0 { REQUESTS } else { scenario.requests };
+        while left > 0 {
+            let burst = self.machine.rng.between(1, 60).min(left);
+            self.load(burst)?;
+            left -= burst;
+            match self.machine.rng.below(12) {
+                0..=1 => self.go_down(true)?,
+                2 => self.go_down(false)?,
+                3 => self.drain()?,
+                4..=5 => self.rest()?,
+                6 => self.reload()?,
+                _ => self.trouble(),
+            }
+        }
+        self.rest()?;
+        self.machine.check_idle()?;
+        self.go_down(true)?;
+        self.rest()?;
+        self.machine.check_idle()?;
+        Ok(self.machine.outcome)
+    }
+
+    /// A line for its disks as they are ordered now.
+    fn words(&self, sync: Option<&str>) -> String {
+        let Plan { region, starts, features, .. } = &self.plan;
+        let log = self.plan.log();
+        let mut args: Vec<String> = log.map(|disk| format!("d{disk}")).into_iter().collect();
+        args.push(region.0.to_string());
+        args.extend(sync.map(str::to_owned));
+        let legs: Vec<String> = self.order.iter().map(|&leg| format!("d{leg} {}", starts[leg].0)).collect();
+        let kind = if log.is_some() { "disk" } else { "core" };
+        let (count, args) = (args.len(), args.join(" "));
+        format!("{kind} {count} {args} {} {}{features}", legs.len(), legs.join(" "))
+    }
+
+    fn show(&mut self, words: &str, model: Model) -> Outcomes {
+        let made = self.machine.make("mirror", words, self.plan.sectors);
+        let shown = made.and_then(|made| self.machine.show(0, made, model));
+        let number = shown.map_err(|why| format!("mirror {words}: {why}"))?;
+        self.machine.shows[number].manners.can_refuse = true;
+        // Nor does a mirror say it: of two writes at once either may be the last, on each of its devices.
+        self.machine.shows[number].is_orderly = true;
+        self.copies_all = false;
+        Ok(())
+    }
+
+    fn health(&self) -> Result<Health, String> {
+        let status = self.machine.shows[0].status();
+        let words: Vec<&str> = status.split(' ').collect();
+        let legs = self.order.len();
+        let (Some(progress), Some(letters)) = (words.get(legs + 1), words.get(legs + 3)) else {
+            return Err(format!("{status:?} is no status"));
+        };
+        let (synced, all) = progress.split_once('/').unwrap_or_default();
+        let is_good = |at: &usize| letters.as_bytes().get(*at) == Some(&b'A');
+        let (good, bad): (Vec<usize>, Vec<usize>) = (0..legs).partition(is_good);
+        Ok(Health {
+            good: good.into_iter().map(|at| self.order[at]).collect(),
+            bad: bad.into_iter().map(|at| self.order[at]).collect(),
+            in_sync: synced == all,
+            log_failed: words.last() == Some(&"D"),
+        })
+    }
+
+    /// A step of the machine, and now and then a look at how the mirror is. False: it went down.
+    fn step(&mut self) -> Result<bool, String> {
+        self.machine.turn()?;
+        self.machine.chores()?;
+        if self.machine.is_cut {
+            return self.go_down(true).map(|()| false);
+        }
+        if self.machine.rng.chance(20) {
+            let Health { bad, log_failed, .. } = self.health()?;
+            if !bad.is_empty() || log_failed {
+                return self.mend();
+            }
+        }
+        Ok(true)
+    }
+
+    fn load(&mut self, count: u64) -> Outcomes {
+        self.machine.load = count;
+        self.machine.cuts = true;
+        while self.machine.load > 0 && self.step()? {}
+        Ok(())
+    }
+
+    fn drain(&mut self) -> Outcomes {
+        self.machine.load = 0;
+        while self.machine.is_busy() && self.step()? {}
+        Ok(())
+    }
+
+    /// Nobody uses it for a while: what is to be copied is copied, marks go, and all disks are the same.
+    fn rest(&mut self) -> Outcomes {
+        self.drain()?;
+        self.machine.ring.pass(QUIET_NS);
+        while self.machine.has_chores() && self.step()? {}
+        let Health { in_sync, bad, .. } = self.health()?;
+        if in_sync && bad.is_empty() && !self.machine.is_busy() {
+            self.compare(0, self.plan.sectors.0, "all is in sync")?;
+        }
+        Ok(())
+    }
+
+    /// Sectors are the same on all disks of the table.
+    fn compare(&self, first: u64, count: u64, when: &str) -> Outcomes {
+        let content = |&leg: &usize| {
+            let at = Sectors(self.plan.starts[leg].0 + first).bytes();
+            self.machine.content(leg, at, count << 9)
+        };
+        let contents: Vec<Vec<u8>> = self.order.iter().map(content).collect();
+        for other in &contents[1..] {
+            let pairs = contents[0].chunks(SECTOR_LEN).zip(other.chunks(SECTOR_LEN));
+            if let Some(sector) = (first..).zip(pairs).find(|(_, (a, b))| a != b).map(|found| found.0) {
+                return Err(format!("sector {sector} differs among disks {:?} although {when}", self.order));
+            }
+        }
+        Ok(())
+    }
+
+    /// One of the disks has troubles for a while: one of those that are not needed.
+    fn trouble(&mut self) {
+        let Ok(Health { in_sync, bad, log_failed, .. }) = self.health() else { return };
+        if self.troubled.is_some() || !bad.is_empty() || log_failed || self.machine.shows.is_empty() {
+            return;
+        }
+        // Until the others have all, nothing may happen to the first.
+        let mut disks: Vec<usize> = self.order[usize::from(!in_sync)..].to_vec();
+        disks.extend(self.plan.log());
+        let disk = *self.machine.rng.pick(&disks);
+        let rng = &mut self.machine.rng;
+        let faults = Faults {
+            io_error: *rng.pick(&[50, 300, 1000]),
+            again: *rng.pick(&[0, 100]),
+            no_space: *rng.pick(&[0, 100]),
+            sync_error: *rng.pick(&[0, 300]),
+            ..Faults::NONE
+        };
+        self.machine.set_faults(disk, Some(faults));
+        self.troubled = Some(disk);
+        let fails_with_log = self.plan.log() == Some(disk) && self.plan.features.contains("keep_log");
+        self.machine.shows[0].manners.can_fail |= fails_with_log;
+    }
+
+    /// Something has failed: a table in which what has all comes first. False: the machine went down.
+    fn mend(&mut self) -> Result<bool, String> {
+        let Health { good, bad, log_failed, .. } = self.health()?;
+        if good.is_empty() {
+            return Err("all disks have failed, though one had troubles at most".to_owned());
+        }
+        if let Some(disk) = self.troubled.filter(|_| self.machine.rng.chance(600)) {
+            self.machine.set_faults(disk, None);
+            self.machine.plug_again(disk);
+            self.troubled = None;
+        }
+        self.copies_all |= log_failed;
+        self.order = [good, bad].concat();
+        if self.order.len() > 2 && self.machine.rng.chance(300) {
+            self.order.truncate(2);
+        }
+        self.put_to_use()
+    }
+
+    /// A table for the disks as they are ordered now, and those that were left out.
+    fn reload(&mut self) -> Outcomes {
+        let Health { in_sync, bad, .. } = self.health()?;
+        if self.order.len() < self.plan.legs() && self.troubled.is_none() {
+            let missing = (0..self.plan.legs()).filter(|leg| !self.order.contains(leg));
+            self.order.extend(missing.collect::<Vec<_>>());
+            self.copies_all = true;
+        } else if in_sync && bad.is_empty() && self.troubled.is_none() {
+            self.order.rotate_left(1);
+        }
+        // Nobody copies from a disk that is known to have troubles.
+        self.order.sort_by_key(|&leg| self.troubled == Some(leg));
+        self.machine.load = self.machine.rng.below(20);
+        self.put_to_use().map(drop)
+    }
+
+    fn put_to_use(&mut self) -> Result<bool, String> {
+        let words = self.words(self.copies_all.then_some("sync"));
+        let made = self.machine.make("mirror", &words, self.plan.sectors);
+        let made = made.map_err(|why| format!("mirror {words}: {why}"))?;
+        if self.machine.swap(0, made)? {
+            self.copies_all = false;
+            return Ok(true);
+        }
+        self.go_down(true).map(|()| false)
+    }
+
+    /// The machine goes down and comes up again.
+    fn go_down(&mut self, power: bool) -> Outcomes {
+        // What reads back although it will never be on stable storage is only forgotten with the power.
+        let power = power || self.machine.ring.has_failed_disk();
+        let Health { good, bad, log_failed, .. } = self.health()?;
+        let model = self.machine.go_down(power).pop().ok_or("there is always a mirror")?.model;
+        (self.troubled, self.machine.load, self.machine.cuts) = (None, 0, false);
+        self.machine.set_calm(true);
+        self.copies_all |= log_failed;
+        self.order = [good, bad].concat();
+        if !self.copies_all {
+            self.check_log()?;
+        }
+        let words = self.words(self.copies_all.then_some("sync"));
+        self.show(&words, model)?;
+        self.machine.settle(0, power)?;
+        self.machine.set_calm(false);
+        self.machine.cuts = true;
+        Ok(())
+    }
+
+    /// Regions that the log does not mark are the same on all disks.
+    fn check_log(&self) -> Outcomes {
+        let Some(log) = self.plan.log() else { return Ok(()) };
+        let regions = self.plan.sectors.0.div_ceil(self.plan.region.0);
+        let bits = self.machine.content(log, Bytes(BITS_AT), regions.div_ceil(8));
+        for region in (0..regions).filter(|region| bits[(region / 8) as usize] >> (region % 8) & 1 == 1) {
+            let first = region * self.plan.region.0;
+            let count = self.plan.region.0.min(self.plan.sectors.0 - first);
+            self.compare(first, count, "no mark says so")?;
+        }
+        Ok(())
+    }
+}
