@@ -2,7 +2,7 @@
 //! and stops at the first failure with its seed.
 #![forbid(unsafe_code)]
 
-use blockyard_tests::simulation::{Scenario, current_story, run};
+use blockyard_tests::simulation::{Scenario, current_story, run, run_targets};
 use std::hash::{BuildHasher, RandomState};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -32,7 +32,8 @@ fn soak(time: Duration, first: u64) -> ExitCode {
     let start = Instant::now();
     let (mut runs, mut requests, mut cuts, mut reported) = (0u64, 0, 0, Duration::ZERO);
     while start.elapsed() < time {
-        match run(first.wrapping_add(runs), Scenario::default()) {
+        let world = if runs.is_multiple_of(2) { run } else { run_targets };
+        match world(first.wrapping_add(runs), Scenario::default()) {
             Ok(outcome) => {
                 runs += 1;
                 requests += outcome.requests;
