@@ -71,8 +71,8 @@ impl Mount {
     /// # Errors
     /// [`MountError`]; nothing is left behind.
     pub fn new(path: &Path, options: &MountOptions) -> Result<(Mount, OwnedFd), MountError> {
-        clear_dead(path);
-        let made = prepare(path)?;
+        // What lies empty under a dead mount was made for that, as far as anybody can tell: `del` takes it for that, too.
+        let made = clear_dead(path) | prepare(path)?;
         // The name that the mount table has: without links, so that it is found again there.
         let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         // A device of no length looks like an empty file.
@@ -147,13 +147,17 @@ fn shown_at(path: &Path) -> Option<String> {
     all.iter().rfind(|one| one.path == path)?.device_name().map(str::to_owned)
 }
 
-/// Take away what servers that died have left at `path`.
-fn clear_dead(path: &Path) {
+/// Take away what servers that died have left at `path`; whether there was anything.
+fn clear_dead(path: &Path) -> bool {
     // The mount table has no links, and the last part of the name cannot be asked about.
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let (Ok(dir), Some(name)) = (dir.canonicalize(), path.file_name()) else { return };
+    let (Ok(dir), Some(name)) = (dir.canonicalize(), path.file_name()) else { return false };
     let path = dir.join(name);
-    while is_dead(&path) && unmount(&path, true, false).is_ok() {}
+    let mut cleared = false;
+    while is_dead(&path) && unmount(&path, true, false).is_ok() {
+        cleared = true;
+    }
+    cleared
 }
 
 /// See that there is an empty file to mount on; whether it had to be made.

@@ -331,6 +331,12 @@ fn what_a_killed_server_mounted_is_taken_away_by_del_and_by_add() {
     sandbox.run(&["del", name]).ok();
     assert_eq!(left_behind(&sandbox), Vec::<String>::new());
     sandbox.run(&["del", name]).failed_with(1);
+    assert!(!path.exists(), "the file that was made for it goes with it");
+    // The same where one that is served anew is taken away.
+    let words = ["serve", "ram:1M", "--name", name, "--fuse", &path.to_string_lossy()];
+    sandbox.start(&mut sandbox.blockyard(&words), 1).kill();
+    sandbox.start(&mut sandbox.blockyard(&words), 1).terminate();
+    assert!(!path.exists(), "the file that was made for the first goes with the last");
 }
 
 #[test]
