@@ -590,13 +590,16 @@ pub(crate) struct DmsetupArgs {
 }
 
 #[derive(Args, Debug)]
-#[command(override_usage = "blockyard stat [-x] [-q] [-l|-p] [--json | -o JSON] [NAME] [INTERVAL [COUNT]]")]
+#[command(
+    override_usage = "blockyard stat [-xmzy] [-q] [-l|-p] [--json | -o JSON] [NAME] [INTERVAL [COUNT]]"
+)]
 #[command(after_help = "\
-The first report covers the time since a device was added, each one after it the interval before. With
---json, each report is one line; with -o JSON, all of them are iostat's one document.
+The first report covers the time since a device was added, each one after it the interval before.
+With --json, each report is one line; with -o JSON, all of them are iostat's one document.
 
-A layer's await is the time that a request spent in it and below, so what a layer adds is its own less that of
-the next. Time is looked at once a turn of a queue's thread: what a layer waits for shows, what it computes not.")]
+A layer's await is the time that a request spent in it and below, so what a layer adds is its own
+less that of the next. Time is looked at once a turn of a queue's thread: what a layer waits for
+shows, what it computes not.")]
 pub(crate) struct StatArgs {
     /// Extended statistics
     #[arg(short = 'x')]
