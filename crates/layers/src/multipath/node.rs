@@ -256,6 +256,17 @@ impl MultipathNode {
     #[inline(never)]
     fn by_time<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
         match &mut self.selector {
+            Selector::Historical(historical) if historical.is_idle() => {
+                let path = historical.take_idle();
+                self.go(io, req, path, cx.now())
+            }
+            _ => self.by_time_and_load(io, req, cx),
+        }
+    }
+
+    #[inline(never)]
+    fn by_time_and_load<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
+        match &mut self.selector {
             Selector::Historical(historical) if historical.is_plain() => {
                 let path = historical.take(cx.now());
                 self.go(io, req, path, cx.now())

@@ -38,9 +38,34 @@ struct Path {
     usable: bool,
 }
 
+/// Above all times: a path that is not usable.
+const UNUSABLE: u64 = 1 << 63;
+/// So many lanes are compared at once.
+const STEP: usize = 4;
+
+/// What decides about a path while nothing is in flight: when what is known of it is stale, and then when it was chosen.
+#[derive(Clone, Copy, Debug)]
+struct Lane {
+    /// In nanoseconds; above that, whether it is not usable.
+    stale_after: u64,
+    /// In turns, of which there are more than there will ever be requests; in the lowest byte, the path.
+    turn: u64,
+}
+
+impl Lane {
+    #[inline]
+    fn whole(self) -> u128 {
+        u128::from(self.stale_after) << 64 | u128::from(self.turn)
+    }
+}
+
 /// All paths of a group.
 #[derive(Debug)]
 pub(in crate::multipath) struct Historical {
+    /// By path.
+    idle: [Lane; PATHS_MAX],
+    /// The next turn.
+    turn: u64,
     paths: [Path; PATHS_MAX],
     /// When a request last came back from each.
     last_ends: [u64; PATHS_MAX],
@@ -50,6 +75,8 @@ pub(in crate::multipath) struct Historical {
     threshold: u64,
     /// There is none, and no service time ever becomes 0: no two paths are taken to be alike.
     is_plain: bool,
+    /// So it is, and all lanes are compared at once.
+    is_small: bool,
     usable_count: u64,
     count: u8,
 }
@@ -75,6 +102,8 @@ impl Historical {
         for (place, weight) in weights.iter_mut().enumerate().take(WEIGHTS - 1) {
             *weight = power(base_weight.into(), place as u64 + 1);
         }
+        // Half of the least that a service time can be is rounded up to the same again.
+        let is_plain = threshold == 0 && u64::from(base_weight) >= FIXED_ONE / 2;
         let path = Path {
             service_time: FIXED_ONE,
             stale_after: 0,
@@ -85,13 +114,15 @@ impl Historical {
             usable: false,
         };
         Historical {
+            idle: std::array::from_fn(|path| Lane { stale_after: UNUSABLE, turn: path as u64 }),
+            turn: 0,
             paths: [path; PATHS_MAX],
             last_ends: [0; PATHS_MAX],
             requests: 0,
             weights,
             threshold: threshold.into(),
-            // Half of the least that a service time can be is rounded up to the same again.
-            is_plain: threshold == 0 && u64::from(base_weight) >= FIXED_ONE / 2,
+            is_plain,
+            is_small: is_plain && usize::from(count) <= STEP,
             usable_count: 0,
             count,
         }
@@ -113,6 +144,8 @@ impl Historical {
     /// Put it at the end.
     #[inline]
     fn follow(&mut self, path: u8) {
+        self.turn += 1 << u8::BITS;
+        self.idle[usize::from(path)].turn = self.turn | u64::from(path);
         let last = std::mem::replace(&mut self.path(ENDS).previous, path);
         self.path(last).next = path;
         (self.path(path).previous, self.path(path).next) = (last, ENDS);
@@ -123,10 +156,12 @@ impl Historical {
             match (self.path(path).usable, is_usable(path)) {
                 (true, false) => {
                     self.leave(path);
+                    self.idle[usize::from(path)].stale_after |= UNUSABLE;
                     self.usable_count -= 1;
                 }
                 (false, true) => {
                     self.follow(path);
+                    self.idle[usize::from(path)].stale_after &= !UNUSABLE;
                     self.usable_count += 1;
                 }
                 _ => {}
@@ -139,21 +174,31 @@ impl Historical {
         self.usable_count > 0
     }
 
-    /// Whether [`take`](Historical::take) is all there is to it.
+    /// Whether there is no threshold, and few requests are in flight.
     #[inline(always)]
     pub(in crate::multipath) fn is_plain(&self) -> bool {
         self.is_plain && u64::from(self.requests) < REQUESTS_MAX
     }
 
-    /// The path for the next request, which is in flight there from now on. Asked only while one is usable, there is no
-    /// threshold, and few requests are in flight.
+    /// Whether besides nothing is in flight, and there are few paths.
+    #[inline(always)]
+    pub(in crate::multipath) fn is_idle(&self) -> bool {
+        self.is_small && self.requests == 0
+    }
+
+    /// The path for the next request, which is in flight there from now on. Asked only while one is usable; this one where
+    /// it [is idle](Historical::is_idle): it is the path that nobody has heard of for longest.
+    #[inline(always)]
+    pub(in crate::multipath) fn take_idle(&mut self) -> u8 {
+        let (steps, _) = self.idle.as_chunks::<STEP>();
+        let [a, b, c, d] = steps[0];
+        self.put(a.whole().min(b.whole()).min(c.whole()).min(d.whole()) as u8)
+    }
+
+    /// The same where it [is plain](Historical::is_plain).
     #[inline(always)]
     pub(in crate::multipath) fn take(&mut self, now: Nanos) -> u8 {
-        let best = if self.requests == 0 {
-            self.stalest()
-        } else {
-            self.best(|path, other| path.is_better_in_time(other, now.0))
-        };
+        let best = self.best(|path, other| path.is_better_in_time(other, now.0));
         self.put(best)
     }
 
@@ -193,37 +238,36 @@ impl Historical {
         best
     }
 
-    /// The best where nothing is in flight: the one that nobody has heard of for longest.
-    #[inline(always)]
-    fn stalest(&self) -> u8 {
-        let mut best = self.paths[usize::from(ENDS)].next;
-        let Path { mut stale_after, next: mut path, .. } = self.paths[usize::from(best)];
-        while path != ENDS {
-            let other = &self.paths[usize::from(path)];
-            best = if other.stale_after < stale_after { path } else { best };
-            stale_after = stale_after.min(other.stale_after);
-            path = other.next;
-        }
-        best
-    }
-
     /// A request that had gone down at some time `went` ago has come back.
     #[inline(always)]
     pub(in crate::multipath) fn end(&mut self, path: u8, went_ns: u64, now: Nanos) {
         let last_end = std::mem::replace(&mut self.last_ends[usize::from(path)], now.0);
         // Of requests that were there together only the time after the one before is this one's own.
         let took = went_ns.min(now.0.saturating_sub(last_end));
-        let weight = self.weights[((took >> BUCKET_SHIFT) as usize).min(WEIGHTS - 1)];
-        let took = if took > FIXED_MAX >> FIXED_SHIFT { FIXED_MAX } else { took << FIXED_SHIFT };
+        let (weight, took) = if took >> BUCKET_SHIFT == 0 {
+            (self.weights[0], took << FIXED_SHIFT)
+        } else {
+            self.weigh_long(took)
+        };
         self.requests -= 1;
+        let lane = &mut self.idle[usize::from(path)];
         let path = &mut self.paths[usize::from(path)];
         path.requests -= 1;
         // Neither is more than the most, so neither is what lies between.
         let sum = path.service_time * weight + took * (FIXED_ONE - weight) + (FIXED_ONE >> 1);
         path.service_time = sum >> FIXED_SHIFT;
         path.estimate = path.service_time.wrapping_mul(u64::from(path.requests) + 1);
-        let stale_ns = self.usable_count.saturating_mul(path.service_time >> FIXED_SHIFT);
+        // Fewer than 2^8 times less than 2^44.
+        let stale_ns = self.usable_count * (path.service_time >> FIXED_SHIFT);
         path.stale_after = now.0.saturating_add(stale_ns);
+        lane.stale_after = (lane.stale_after & UNUSABLE) | (path.stale_after & !UNUSABLE);
+    }
+
+    /// How much the past weighs after a request that took more than the shortest of times, and that time.
+    #[cold]
+    fn weigh_long(&self, took: u64) -> (u64, u64) {
+        let weight = self.weights[((took >> BUCKET_SHIFT) as usize).min(WEIGHTS - 1)];
+        (weight, if took > FIXED_MAX >> FIXED_SHIFT { FIXED_MAX } else { took << FIXED_SHIFT })
     }
 
     pub(super) fn report(&self, path: u8) -> Report {

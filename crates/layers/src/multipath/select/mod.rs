@@ -334,6 +334,7 @@ impl Selector {
             Selector::QueueLength(fewest) => Some(fewest.take_of_many()),
             Selector::ServiceTime(soonest) if soonest.is_small() => Some(soonest.take(len.0)),
             Selector::ServiceTime(soonest) => Some(soonest.take_of_any(len.0)),
+            Selector::Historical(historical) if historical.is_idle() => Some(historical.take_idle()),
             Selector::Historical(historical) if historical.is_plain() => Some(historical.take(now)),
             Selector::Historical(historical) => Some(historical.take_in_general(now)),
             Selector::RoundRobin(turns) => turns.take(),
