@@ -129,7 +129,8 @@ Stacks:
   them) and may have tls-hostname=NAME. A server that leaves requests unanswered and says nothing for the
   timeout (30s; 0: never) is given up. What was not answered on a connection that was lost is sent again on
   the next one; requests wait for that as long as reconnect says (30s; 0: they fail at once) and then fail,
-  until the server is back.
+  until the server is back. The first connection of a queue is waited for for 10s at least. What a server that can
+  be connected to never answers fails, too, once it was tried for as long as both together.
 
 Tables (--table FILE, or table = \"...\" in a topology):
   START LENGTH KIND ARGUMENTS...   a line for each target, in sectors, as for dmsetup; blockyard dmsetup targets

@@ -268,6 +268,25 @@ fn chunks_in_any_order_make_a_read() {
     peer.disconnect();
 }
 
+/// It takes connections and requests, each time anew, and answers none: its disk hangs, say.
+#[test]
+fn a_server_that_connects_and_never_answers_is_not_asked_for_ever() {
+    let sandbox = Sandbox::default();
+    let script = |talk: &mut Talk, request: &Request, payload: &[u8]| match request.command {
+        Command::Read => Ok(Next::On),
+        _ => talk.answer(request, payload),
+    };
+    let export = |_| ExportInfo::new(8 * MIB);
+    let back = Scripted::start(&sandbox.path("scripted.sock"), export, STRUCTURED, script);
+    let uri = format!("{},timeout=200ms,reconnect=300ms", back.uri());
+    let front = over(&sandbox, &uri, &["--queues", "1"]);
+    let mut peer = Peer::connect(&front.socket(), "front");
+    assert_eq!(peer.read(0, 4096), Err(NbdError::Io));
+    let written = until(PATIENCE, || peer.write(0, &[1; 512], CommandFlags::NONE).ok());
+    assert!(written.is_some(), "others go on: {}", front.log());
+    peer.disconnect();
+}
+
 #[test]
 fn a_server_that_shuts_down_is_left_and_its_requests_go_to_the_next() {
     let sandbox = Sandbox::default();

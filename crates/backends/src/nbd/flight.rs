@@ -59,6 +59,8 @@ pub(super) struct Flight {
     pub(super) coverage: Coverage,
     /// When the command was handed to the ring.
     pub(super) sent_at: Nanos,
+    /// When a command for the same part of the request was first handed to the ring; empty when none was, or it was answered.
+    pub(super) tried_since: Option<Nanos>,
     /// Its place in line, which it keeps when it is sent again.
     pub(super) serial: u64,
     /// It is to be given up, as soon as its memory is ours again.
@@ -81,6 +83,7 @@ impl Flight {
             track: NO_TRACK,
             coverage: Coverage::default(),
             sent_at: Nanos(0),
+            tried_since: None,
             serial,
             cancelled: false,
         }
@@ -142,6 +145,7 @@ impl Flight {
 
     /// The command ended: whether the request has, and how. Otherwise its next command is to be sent.
     pub(super) fn ended(&mut self, status: Status, export: &Export) -> Option<Status> {
+        self.tried_since = None;
         if !status.is_ok() {
             // A hint is never an error.
             return Some(if self.req.op == Op::Prefetch { Status::Ok } else { status });

@@ -11,7 +11,7 @@
 use super::connection::Connection;
 use super::flight::{Flight, Plan, State, plan};
 use super::link::{Connected, Connector, Line, Loss, Nudge};
-use super::shared::{Shared, style_number};
+use super::shared::{Patience, Shared, style_number};
 use crate::pieces::one_extent;
 use block::{Cookie, Extent, Request, Status, Tag};
 use queue::{Cx, Nanos, Node, NodeEvent, NodeId, SocketEvent, Sockets, Verdict};
@@ -116,6 +116,12 @@ impl<S> NbdNode<S> {
     fn reconnect_ns(&self) -> u64 {
         let reconnect = self.shared.patience.reconnect.as_nanos() as u64;
         if self.was_up { reconnect } else { reconnect.max(FIRST_NS) }
+    }
+
+    /// How long a request is sent again and again: a server that connects each time and never answers is as good as none.
+    fn tries_ns(&self) -> u64 {
+        let Patience { timeout, reconnect } = self.shared.patience;
+        timeout.map_or(u64::MAX, |timeout| timeout.saturating_add(reconnect).as_nanos() as u64)
     }
 
     /// When to look next whether something takes too long: an answer, or a connection.
@@ -236,7 +242,7 @@ impl<S: Send + 'static> NbdNode<S> {
         self.link = Link::Down;
         // It was set for an answer; a connection may be missed sooner.
         self.cancel_alarm(cx);
-        let mut replayed = 0;
+        let (mut replayed, now, tries_ns) = (0, cx.now(), self.tries_ns());
         for index in 0..self.flights.len() {
             let Some(flight) = self.flights[index].as_mut() else { continue };
             let tag = Tag(index as u16);
@@ -245,6 +251,11 @@ impl<S: Send + 'static> NbdNode<S> {
                 continue;
             }
             let answered = flight.answered.take();
+            let tried_ns = flight.tried_since.map_or(0, |since| now.since(since));
+            if answered.is_none() && flight.state != State::Waiting && tried_ns >= tries_ns {
+                self.finish(tag, Status::Transport, cx);
+                continue;
+            }
             if flight.state != State::Waiting {
                 flight.state = if answered.is_some() { State::Sent } else { State::Waiting };
                 replayed += u64::from(answered.is_none());

@@ -82,6 +82,7 @@ impl<S: Send + 'static> NbdNode<S> {
             }
             let wire = flight.command(&connection.session);
             flight.sent_at = cx.now();
+            flight.tried_since.get_or_insert(cx.now());
             put_header(connection, headers, &mut used, &wire, cx.ring);
             if wire.command == Command::Write {
                 let data = cx.advance(flight.req.data, flight.done);

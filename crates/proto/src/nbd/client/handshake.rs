@@ -101,7 +101,7 @@ pub enum Failure {
     #[error("the server does not offer TLS, which was asked for: {0}")]
     NoTls(String),
     /// What the client is after is refused.
-    #[error("the server refused option {option}: {why} (error {kind:#x})")]
+    #[error("the server refused option {option}: {why} (error {kind:#x}{})", advice(*kind))]
     Refused {
         /// Which.
         option: u32,
@@ -113,6 +113,15 @@ pub enum Failure {
     /// The server breaks the protocol.
     #[error("the server broke the protocol: {0}")]
     Broken(&'static str),
+}
+
+/// What to do about an error of that type.
+fn advice(kind: u32) -> &'static str {
+    match kind {
+        wire::rep::ERR_UNKNOWN => "; nbdinfo --list URI tells which exports it has",
+        wire::rep::ERR_TLS_REQD => "; write nbds or nbds+unix in the URI",
+        _ => "",
+    }
 }
 
 /// What the next bytes from the server are.
