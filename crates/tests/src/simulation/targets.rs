@@ -3,6 +3,7 @@
 //! They are made as a table makes them, from words, and their chores are done while requests are under way; each
 //! device has a model of its own. The seed decides which kind it is.
 
+mod control;
 mod machine;
 mod mirrors;
 mod snapshots;

@@ -1,23 +1,20 @@
 //! A machine with disks, on which devices are made of targets: their requests, the work of the control plane amid those, and
 //! what happens to the machine.
 //!
-//! All that the control plane reads and writes goes through nodes of its own and takes turns, as it does in the engine, so
-//! whatever a chore does is met by requests half done. The power may go at any of these turns.
+//! All that the control plane ([`control`](super::control)) reads and writes goes through nodes of its own and takes turns,
+//! as it does in the engine, so whatever a chore does is met by requests half done.
 
+use super::control::{Below, Opening};
 use crate::simulation::breakage::{Breakage, PassBy};
 use crate::simulation::load::{self, Flying, Manners};
 use crate::simulation::parts::{Builder, Part};
 use crate::simulation::stacks::Setup;
 use crate::simulation::{Outcome, Scenario};
-use block::{Bytes, Data, Flags, Op, Profile, Request, Sectors, Status, Tag};
+use block::{Bytes, Flags, Op, Profile, Request, Sectors, Status, Tag};
 use layers::Layer;
-use layers::target::chore::Disks;
-use layers::target::{
-    Devices, LookupError, Names, Place, Row, Status as Asked, TableLayer, Target, TargetError, kinds,
-};
+use layers::target::{Names, Place, Row, Status as Asked, TableLayer, Target, TargetError, kinds};
 use queue::{FileId, NodeId, Owner, Queue, QueueConfig, QueueId, Queues, Ring as _, Stack};
 use sim::{Faults, Model, Rng, SECTOR_LEN, SimRing, Tracer, fill_sector};
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -27,8 +24,6 @@ const PATIENCE: u32 = 100_000;
 const TURNS_MAX: u32 = 1_000_000;
 /// In one request: it may be cut at every one of them.
 const SECTORS_MAX: u64 = 32;
-/// The power goes at one of so many turns while the control plane waits for a disk.
-const CUT_ONE_IN: u64 = 400;
 
 /// Devices that are known to more than one run are not: each has disks of its own.
 static MACHINES: AtomicU64 = AtomicU64::new(0);
@@ -39,7 +34,7 @@ pub(super) type Outcomes = Result<(), String>;
 /// A disk of the machine.
 #[derive(Clone, Debug)]
 pub(super) struct Plugged {
-    part: Part,
+    pub(super) part: Part,
     pub(super) file: FileId,
     /// Where on the file it begins.
     pub(super) start: Bytes,
@@ -61,7 +56,7 @@ pub(super) struct Show {
     pub(super) model: Model,
     pub(super) manners: Manners,
     /// What its target said when the power went; empty before.
-    last_words: String,
+    pub(super) last_words: String,
     /// Its clients have no two writes of one sector under way: which one is the last is then not for them to say.
     pub(super) is_orderly: bool,
     /// Something that its chores asked of a disk failed.
@@ -96,11 +91,11 @@ impl Show {
 }
 
 pub(super) struct Machine {
-    number: u64,
+    pub(super) number: u64,
     pub(super) rng: Rng,
     pub(super) ring: SimRing,
-    queues: Queues<SimRing>,
-    setup: Setup,
+    pub(super) queues: Queues<SimRing>,
+    pub(super) setup: Setup,
     pub(super) disks: Vec<Plugged>,
     pub(super) shows: Vec<Show>,
     /// Requests that clients are about to bring.
@@ -109,12 +104,12 @@ pub(super) struct Machine {
     pub(super) is_cut: bool,
     /// It may.
     pub(super) cuts: bool,
-    breakage: Option<Breakage>,
+    pub(super) breakage: Option<Breakage>,
     /// Queues of the control plane's own, and how their requests ended.
-    controls: Vec<QueueId>,
-    answers: Vec<(QueueId, Status)>,
+    pub(super) controls: Vec<QueueId>,
+    pub(super) answers: Vec<(QueueId, Status)>,
     /// What was found to be wrong, until someone can say so.
-    wrong: Option<String>,
+    pub(super) wrong: Option<String>,
     idle: u32,
     turns: u32,
     tracer: Tracer,
@@ -210,7 +205,7 @@ impl Machine {
         self.setup.open_again(self.disks[disk].file);
     }
 
-    fn profile(&self, disk: usize) -> Profile {
+    pub(super) fn profile(&self, disk: usize) -> Profile {
         let mut profile = Profile { size: self.disks[disk].len, ..self.setup.any_profile() };
         profile.limits.logical_block_size = Bytes(SECTOR_LEN as u64);
         profile.limits.validate().expect("limits that fit");
@@ -512,59 +507,6 @@ impl Machine {
         self.shows.iter().any(|show| show.under_way() > 0)
     }
 
-    /// The control plane asks something of a disk, and waits while the machine goes on.
-    fn ask(&mut self, disk: usize, op: Op, at: Bytes, bytes: &mut [u8]) -> io::Result<()> {
-        if self.is_cut || self.wrong.is_some() {
-            return Err(io::Error::other("the power is gone"));
-        }
-        let mut stack = Stack::default();
-        let part = self.disks[disk].part.clone();
-        Builder { setup: &self.setup, rng: &mut self.rng, calm: false }.add(&part, 0, &mut stack);
-        let id = self.queues.vacant();
-        let config = QueueConfig { id, depth: 1, segments_per_tag: 1, timeout_ns: None };
-        self.queues.insert(Queue::new(config, stack).expect("the numbers fit"));
-        let memory = (!bytes.is_empty()).then(|| {
-            // The control plane has memory of its own.
-            std::iter::repeat_with(|| self.ring.allocate(bytes.len() as u32)).flatten().next().expect("some")
-        });
-        let mut req = Request::new(op, at, Bytes(bytes.len() as u64));
-        if let Some(memory) = memory {
-            req.data = Data::One(memory);
-            if op == Op::Write {
-                self.ring.bytes_mut(memory).copy_from_slice(bytes);
-            }
-        }
-        let queue = self.queues.touch(id);
-        self.controls.push(id);
-        let tag = queue.tag().expect("a new queue has one");
-        queue.submit(tag, Owner(0), req, &mut self.ring);
-        let status = loop {
-            if let Err(why) = self.turn() {
-                self.wrong = Some(why);
-                return Err(io::Error::other("the run is over"));
-            }
-            if let Some(found) = self.answers.iter().position(|answer| answer.0 == id) {
-                break self.answers.swap_remove(found).1;
-            }
-            if self.cuts && self.rng.below(CUT_ONE_IN) == 0 {
-                self.shows.iter_mut().for_each(|show| show.last_words = show.status());
-                self.is_cut = true;
-                return Err(io::Error::other("the power goes"));
-            }
-        };
-        self.queues.remove(id);
-        self.controls.retain(|&control| control != id);
-        if let Some(memory) = memory {
-            if op == Op::Read {
-                bytes.copy_from_slice(self.ring.bytes(memory));
-            }
-            self.ring.free(memory);
-        }
-        let args = [("disk", disk as u64), ("op", op as u64), ("at", at.0), ("status", status as u64)];
-        self.note("control", &args);
-        if status.is_ok() { Ok(()) } else { Err(io::Error::from_raw_os_error(status.errno())) }
-    }
-
     /// The machine goes down, with the power or as a process that is killed. What its devices were.
     pub(super) fn go_down(&mut self, power: bool) -> Vec<Show> {
         let mut shows = std::mem::take(&mut self.shows);
@@ -678,92 +620,9 @@ impl Machine {
 
 impl Made {
     /// Its first device is a mirror's log.
-    fn has_log(&self) -> bool {
+    pub(super) fn has_log(&self) -> bool {
         let mut names = Names::default();
         self.disks.iter().for_each(|disk| names.push(format!("d{disk}"), format!("d{disk}")));
         self.target.status(Asked::Table, &names).starts_with("disk ")
-    }
-}
-
-/// The disks that a line names, opened for its target.
-struct Opening<'a> {
-    machine: &'a mut Machine,
-    opened: Vec<(usize, Profile, String)>,
-}
-
-impl Devices for Opening<'_> {
-    fn open(&mut self, word: &str) -> Result<usize, LookupError> {
-        let disk = word.strip_prefix('d').and_then(|number| number.parse().ok()).expect("a disk");
-        let identity = format!("simulated {} {word}", self.machine.number);
-        self.opened.push((disk, self.machine.profile(disk), identity));
-        Ok(self.opened.len() - 1)
-    }
-
-    fn profile(&self, device: usize) -> &Profile {
-        &self.opened[device].1
-    }
-
-    fn identity(&self, device: usize) -> &str {
-        &self.opened[device].2
-    }
-
-    fn read(&mut self, device: usize, at: Bytes, into: &mut [u8]) -> io::Result<()> {
-        self.machine.ask(self.opened[device].0, Op::Read, at, into)
-    }
-
-    fn write(&mut self, device: usize, at: Bytes, from: &[u8]) -> io::Result<()> {
-        self.machine.ask(self.opened[device].0, Op::Write, at, &mut from.to_vec())
-    }
-
-    fn flush(&mut self, device: usize) -> io::Result<()> {
-        self.machine.ask(self.opened[device].0, Op::Flush, Bytes::ZERO, &mut [])
-    }
-}
-
-/// The disks of a target, for its chores.
-struct Below<'a> {
-    machine: &'a mut Machine,
-    disks: Vec<usize>,
-    has_log: bool,
-    failed: bool,
-}
-
-impl<'a> Below<'a> {
-    fn new(machine: &'a mut Machine, made: &Made) -> Below<'a> {
-        Below { machine, disks: made.disks.clone(), has_log: made.has_log(), failed: false }
-    }
-
-    fn ask(&mut self, device: usize, op: Op, at: Bytes, bytes: &mut [u8]) -> io::Result<()> {
-        let breakage = self.machine.breakage;
-        let is_leg = !self.has_log || device > 0;
-        let is_forgotten = match op {
-            Op::Write => match breakage {
-                Some(Breakage::UnrecordedLoss) => true,
-                Some(Breakage::HalfCopied) => is_leg && self.machine.rng.chance(200),
-                _ => false,
-            },
-            Op::Flush => breakage == Some(Breakage::EarlyUnmark) && is_leg,
-            _ => false,
-        };
-        if is_forgotten {
-            return Ok(());
-        }
-        let result = self.machine.ask(self.disks[device], op, at, bytes);
-        self.failed |= result.is_err() && !self.machine.is_cut;
-        result
-    }
-}
-
-impl Disks for Below<'_> {
-    fn read(&mut self, device: usize, at: Bytes, into: &mut [u8]) -> io::Result<()> {
-        self.ask(device, Op::Read, at, into)
-    }
-
-    fn write(&mut self, device: usize, at: Bytes, from: &[u8]) -> io::Result<()> {
-        self.ask(device, Op::Write, at, &mut from.to_vec())
-    }
-
-    fn flush(&mut self, device: usize) -> io::Result<()> {
-        self.ask(device, Op::Flush, Bytes::ZERO, &mut [])
     }
 }
