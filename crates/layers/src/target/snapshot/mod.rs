@@ -231,6 +231,9 @@ fn open(
             store.recorded();
         }
         Some(_) => {
+            // A process that was killed may have left exceptions that are written, and not on stable storage: its origin
+            // would be written now, and after a power cut nothing would say that there is a copy.
+            devices.flush(cow).map_err(io)?;
             let mut number = 0;
             loop {
                 let at = store.area_at(number);
