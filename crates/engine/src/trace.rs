@@ -35,8 +35,9 @@ const BUFFER: u64 = 1 << 20;
 const BUFFER_MAX: u64 = 64 << 20;
 /// The lowest priority: while every processor is busy with I/O, events are dropped rather than requests delayed.
 const NICE: i32 = 19;
-/// How long a trace that is over waits for whoever asked to take what is left.
-const LINGER: Duration = Duration::from_secs(1);
+/// How long a trace that is over waits for whoever asked to take more of what is left: at the lowest priority that may be a
+/// while.
+const LINGER: Duration = Duration::from_secs(5);
 
 /// How a device is to be traced.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
