@@ -43,11 +43,11 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Count one value. Only the owning thread may.
+    /// Count a value that was there so many times. Only the owning thread may.
     #[inline]
-    pub(crate) fn count(&self, value: u64) {
+    pub(crate) fn count(&self, value: u64, times: u64) {
         let bucket = &self.buckets[bucket_of(value)];
-        bucket.store(bucket.load(Relaxed) + 1, Relaxed);
+        bucket.store(bucket.load(Relaxed) + times, Relaxed);
     }
 
     pub(crate) fn add_to(&self, counts: &mut Counts) {
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn quantiles_are_within_a_bucket() {
         let histogram = Histogram::default();
-        (1..=10_000u64).for_each(|value| histogram.count(value * 100));
+        (1..=10_000u64).for_each(|value| histogram.count(value * 100, 1));
         let mut counts = Counts::default();
         histogram.add_to(&mut counts);
         assert_eq!(counts.total(), 10_000);
