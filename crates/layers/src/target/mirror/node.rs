@@ -274,7 +274,6 @@ impl MirrorNode {
             return Verdict::Held;
         }
         let requeues = self.shared.requeues.load(std::sync::atomic::Ordering::Relaxed);
-        let _ = io;
         let requeues = requeues && self.shared.is_suspended();
         Verdict::Up(if requeues { Status::Requeue } else { Status::IoError })
     }

@@ -28,6 +28,12 @@ const BITS_AT: usize = 1024;
 const PIECE: u64 = 512 << 10;
 /// How long nothing is written to regions before their marks go.
 const QUIET_NS: u64 = 200_000_000;
+/// How long a region that could not be made equal again is left as it is, before that is tried again.
+const AGAIN_NS: u64 = 1_000_000_000;
+/// For how long it is tried, before the device that fails is taken for a bad one.
+const AGAIN_NS_MAX: u64 = 60_000_000_000;
+/// No region, or no time.
+const NONE: u64 = u64::MAX;
 
 /// What was seen of a device, as the kernel's bits have it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -130,6 +136,11 @@ pub(super) struct Shared {
     primary: AtomicUsize,
     /// Where the search for what is to be copied goes on.
     cursor: AtomicU64,
+    /// The first of the regions that are in sync and could not be made equal, for a reason that may pass, and when to try again.
+    again: AtomicU64,
+    again_ns: AtomicU64,
+    /// Since when none could.
+    failing_since_ns: AtomicU64,
     suspended: AtomicBool,
     /// What is held comes up for the table that comes.
     pub(super) requeues: AtomicBool,
@@ -171,6 +182,9 @@ impl Shared {
             log_failed: AtomicBool::new(false),
             primary: AtomicUsize::new(0),
             cursor: AtomicU64::new(0),
+            again: AtomicU64::new(NONE),
+            again_ns: AtomicU64::new(0),
+            failing_since_ns: AtomicU64::new(NONE),
             suspended: AtomicBool::new(false),
             requeues: AtomicBool::new(false),
             working: Mutex::new(()),
@@ -246,14 +260,17 @@ impl Shared {
         self.sync.get(region)
     }
 
-    fn set_sync(&self, region: u64, value: bool) {
-        if self.sync.set(region, value) {
+    /// Whether it was the other before.
+    fn set_sync(&self, region: u64, value: bool) -> bool {
+        let changed = self.sync.set(region, value);
+        if changed {
             if value {
                 self.synced.fetch_add(1, AcqRel)
             } else {
                 self.synced.fetch_sub(1, AcqRel)
             };
         }
+        changed
     }
 
     /// A write begins. Whether it may: not while its region is copied.
@@ -358,7 +375,8 @@ impl Shared {
         if self.torn.set(region, true) {
             self.torn_count.fetch_add(1, AcqRel);
         }
-        self.cursor.fetch_min(region, Relaxed);
+        // After the bit: whoever searches has taken the place away before, and puts back one that is no greater.
+        self.cursor.fetch_min(region, AcqRel);
     }
 
     /// All devices have the same there, and all of it.
@@ -379,6 +397,8 @@ impl Shared {
 
     pub(super) fn resume(&self) {
         self.cursor.store(0, Relaxed);
+        self.again.store(NONE, Relaxed);
+        self.failing_since_ns.store(NONE, Relaxed);
         self.suspended.store(false, Relaxed);
     }
 
@@ -391,21 +411,57 @@ impl Shared {
         self.legs.iter().map(Leg::letter).collect()
     }
 
-    /// The next region to copy, claimed.
-    fn next_region(&self) -> Option<u64> {
-        let from = self.cursor.load(Relaxed);
-        let Some(region) = (from..self.regions()).find(|&region| !self.is_same(region)) else {
-            // Whoever moved it meanwhile wants another look.
-            _ = self.cursor.compare_exchange(from, self.regions(), Relaxed, Relaxed);
-            return None;
-        };
-        let cell = &self.cells[region as usize];
-        cell.compare_exchange(0, COPYING, AcqRel, Relaxed).ok()?;
-        self.cursor.store(region + 1, Relaxed);
-        Some(region)
+    /// Where to search. It is the caller's from here on: whoever has something copied again meanwhile leaves its own place.
+    pub(super) fn take_cursor(&self) -> u64 {
+        self.cursor.swap(self.regions(), AcqRel)
     }
 
-    fn copy_region(&self, region: u64, disks: &mut dyn Disks) {
+    /// The next region to copy, claimed.
+    pub(super) fn next_region(&self, from: u64) -> Option<u64> {
+        let region = (from..self.regions()).find(|&region| !self.is_same(region))?;
+        let claimed = self.cells[region as usize].compare_exchange(0, COPYING, AcqRel, Relaxed).is_ok();
+        self.cursor.fetch_min(region + u64::from(claimed), AcqRel);
+        claimed.then_some(region)
+    }
+
+    fn copy_region(&self, region: u64, now: Nanos, disks: &mut dyn Disks) {
+        let whole = match self.copy_pieces(region, disks) {
+            Ok(whole) => whole,
+            Err(leg) => {
+                if self.is_in_sync(region) && self.is_lenient(now) {
+                    self.again.fetch_min(region, Relaxed);
+                    self.again_ns.store(now.after(AGAIN_NS).0, Relaxed);
+                } else {
+                    self.fail(leg, Ill::Sync);
+                }
+                false
+            }
+        };
+        let is_copied = whole && self.flush_legs(disks);
+        let was_last =
+            is_copied && self.set_sync(region, true) && self.synced.load(Acquire) == self.regions();
+        if is_copied {
+            if self.torn.set(region, false) {
+                self.torn_count.fetch_sub(1, AcqRel);
+                self.failing_since_ns.store(NONE, Relaxed);
+            }
+            if self.clean.set(region, true) {
+                self.stale.store(true, Relaxed);
+            }
+        }
+        self.cells[region as usize].fetch_and(!COPYING, AcqRel);
+        self.events.fetch_add(was_last.into(), Relaxed);
+    }
+
+    /// A region that is torn could not be copied. Whether no device is to blame for that yet: all of them failed when it was
+    /// torn, and they need not be back at the same time.
+    fn is_lenient(&self, now: Nanos) -> bool {
+        let since = self.failing_since_ns.fetch_min(now.0, Relaxed).min(now.0);
+        now.since(Nanos(since)) < AGAIN_NS_MAX
+    }
+
+    /// Whether all devices have the region now. A leg: that failed.
+    fn copy_pieces(&self, region: u64, disks: &mut dyn Disks) -> Result<bool, usize> {
         let start = region * self.log.region.0;
         let len = self.log.region.0.min(self.len.0 - start);
         let (mut at, end) = (Sectors(start).bytes().0, Sectors(start + len).bytes().0);
@@ -414,49 +470,37 @@ impl Shared {
         let mut whole = true;
         while at < end && whole {
             if self.is_suspended() {
-                self.cursor.fetch_min(region, Relaxed);
-                whole = false;
-                break;
+                self.cursor.fetch_min(region, AcqRel);
+                return Ok(false);
             }
             let piece = &mut piece[..PIECE.min(end - at) as usize];
             let from = self.legs[primary].start.bytes() + Bytes(at);
-            if disks.read(self.legs[primary].device, from, piece).is_err() {
-                self.fail(primary, Ill::Sync);
-            }
+            disks.read(self.legs[primary].device, from, piece).map_err(|_| primary)?;
             if !self.legs[primary].is_alive() {
                 // What a device that failed has may be old.
-                whole = false;
-                break;
+                return Ok(false);
             }
             for (number, leg) in self.legs.iter().enumerate().filter(|(number, _)| *number != primary) {
-                if leg.is_alive() && disks.write(leg.device, leg.start.bytes() + Bytes(at), piece).is_err() {
-                    self.fail(number, Ill::Sync);
+                if leg.is_alive() {
+                    disks.write(leg.device, leg.start.bytes() + Bytes(at), piece).map_err(|_| number)?;
                 }
                 whole &= leg.is_alive();
             }
             at += piece.len() as u64;
         }
-        if whole && self.flush_legs(disks) {
-            self.set_sync(region, true);
-            if self.torn.set(region, false) {
-                self.torn_count.fetch_sub(1, AcqRel);
-            }
-            if self.clean.set(region, true) {
-                self.stale.store(true, Relaxed);
-            }
-        }
-        self.cells[region as usize].fetch_and(!COPYING, AcqRel);
-        if self.synced.load(Acquire) == self.regions() {
-            self.events.fetch_add(1, Relaxed);
-        }
+        Ok(whole)
     }
 
-    /// Whether all that was written is on stable storage, on each device.
+    /// Whether all that was written is on stable storage, on each device. Where none can say so, none is to blame.
     fn flush_legs(&self, disks: &mut dyn Disks) -> bool {
-        for (number, leg) in self.legs.iter().enumerate().filter(|(_, leg)| leg.is_alive()) {
-            if disks.flush(leg.device).is_err() {
-                self.fail(number, Ill::Flush);
-            }
+        let alive = self.legs.iter().enumerate().filter(|(_, leg)| leg.is_alive());
+        let (done, failed): (Vec<usize>, Vec<usize>) = alive
+            .map(|(number, _)| number)
+            .partition(|&number| disks.flush(self.legs[number].device).is_ok());
+        if done.is_empty() {
+            self.keep_marks();
+        } else {
+            failed.into_iter().for_each(|number| self.fail(number, Ill::Flush));
         }
         self.marks_may_go()
     }
@@ -496,12 +540,17 @@ impl Shared {
         now.since(Nanos(self.marked_ns.load(Acquire))) >= QUIET_NS
     }
 
-    fn wants_copies(&self) -> bool {
+    fn wants_copies(&self, now: Nanos) -> bool {
         let (synced, all) = self.progress();
         (synced < all || self.torn_count.load(Acquire) > 0)
-            && self.cursor.load(Relaxed) < all
+            && (self.cursor.load(Relaxed) < all || self.wants_again(now))
             && self.legs[self.primary()].is_alive()
             && self.legs.iter().filter(|leg| leg.is_alive()).count() > 1
+    }
+
+    /// Whether it is time to try a region again.
+    fn wants_again(&self, now: Nanos) -> bool {
+        self.again.load(Relaxed) != NONE && now.0 >= self.again_ns.load(Relaxed)
     }
 
     /// Old marks go, and what changed is written. A mark that goes means that after a crash nothing of the region is copied:
@@ -525,7 +574,7 @@ impl Chore for Shared {
     fn is_due(&self, now: Nanos) -> bool {
         let log = self.log_device.is_some() && !self.has_log_failed() && self.is_quiet(now);
         !self.is_suspended()
-            && (self.wants_copies() || log && (self.stale.load(Acquire) || self.has_old_marks()))
+            && (self.wants_copies(now) || log && (self.stale.load(Acquire) || self.has_old_marks()))
     }
 
     fn step(&self, now: Nanos, disks: &mut dyn Disks) {
@@ -533,10 +582,13 @@ impl Chore for Shared {
         if self.is_suspended() {
             return;
         }
-        if self.wants_copies()
-            && let Some(region) = self.next_region()
-        {
-            self.copy_region(region, disks);
+        if self.wants_copies(now) {
+            if self.wants_again(now) {
+                self.cursor.fetch_min(self.again.swap(NONE, Relaxed), AcqRel);
+            }
+            if let Some(region) = self.next_region(self.take_cursor()) {
+                self.copy_region(region, now, disks);
+            }
         }
         if let Some(device) = self.log_device.filter(|_| self.is_quiet(now) && !self.has_log_failed())
             && !self.is_suspended()

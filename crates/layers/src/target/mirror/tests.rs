@@ -195,6 +195,94 @@ fn when_all_fail_so_does_the_write() {
     assert!(chore(&rig).is_due(LATER), "part of it may be on one of them");
 }
 
+/// The disks of a rig, one of which neither reads nor writes. None of them can be flushed.
+struct Away<'a>(&'a Rig, usize);
+
+impl Disks for Away<'_> {
+    fn read(&mut self, device: usize, at: Bytes, into: &mut [u8]) -> io::Result<()> {
+        if self.1 == device {
+            return Err(io::ErrorKind::Other.into());
+        }
+        Below(self.0, None).read(device, at, into)
+    }
+
+    fn write(&mut self, device: usize, at: Bytes, from: &[u8]) -> io::Result<()> {
+        Below(self.0, Some(self.1)).write(device, at, from)
+    }
+
+    fn flush(&mut self, _: usize) -> io::Result<()> {
+        Err(io::ErrorKind::Other.into())
+    }
+}
+
+#[test]
+fn devices_that_are_all_away_for_a_moment_are_not_taken_for_bad_ones() {
+    let mut rig = Rig::new("mirror", "core 2 64 nosync 2 a 0 b 0");
+    for disk in [0, 0, 1, 1] {
+        rig.fail(disk, End::IoError);
+    }
+    assert_eq!(rig.write(0, &[3; 512]), End::IoError);
+    rig.disks[0].borrow_mut().content[..512].fill(5);
+    let (chore, mut now) = (chore(&rig), LATER);
+    for away in [0, 1] {
+        for _ in 0..2 {
+            chore.step(now, &mut Away(&rig, away));
+        }
+        assert_eq!(status(&rig), "2 8:0 8:16 16/16 1 AA 1 core");
+        assert!(!chore.is_due(now), "not at once again");
+        now = now.after(1_000_000_000);
+        assert!(chore.is_due(now));
+    }
+    chore.step(now, &mut Below(&rig, None));
+    assert_eq!(rig.content(1, 0, 512), [5; 512]);
+    chore.step(now, &mut Below(&rig, None));
+    assert!(!chore.is_due(now.after(1 << 40)), "they are alike");
+    assert_eq!((status(&rig).as_str(), rig.target.events()), ("2 8:0 8:16 16/16 1 AA 1 core", 0));
+}
+
+#[test]
+fn a_device_that_stays_away_for_longer_than_the_others_is_a_bad_one() {
+    let mut rig = Rig::new("mirror", "core 2 64 nosync 2 a 0 b 0");
+    for disk in [0, 0, 1, 1] {
+        rig.fail(disk, End::IoError);
+    }
+    assert_eq!(rig.write(0, &[3; 512]), End::IoError);
+    let chore = chore(&rig);
+    let seconds = (0..100u64).map(|seconds| LATER.after(seconds * 1_000_000_000));
+    let tries = seconds.filter(|now| {
+        let is_due = chore.is_due(*now);
+        chore.step(*now, &mut Away(&rig, 1));
+        is_due
+    });
+    assert_eq!(tries.count(), 61);
+    assert_eq!(status(&rig), "2 8:0 8:16 16/16 1 AS 1 core");
+}
+
+#[test]
+fn where_no_device_can_be_flushed_none_is_to_blame() {
+    let rig = Rig::new("mirror", "core 1 64 2 a 0 b 0");
+    chore(&rig).step(LATER, &mut Away(&rig, 2));
+    assert_eq!(status(&rig), "2 8:0 8:16 0/16 1 AA 1 core", "nor is it in sync");
+}
+
+#[test]
+fn a_region_that_is_torn_while_another_is_looked_for_is_copied_too() {
+    let leg = |device| super::shared::Leg::new(device, block::Sectors(0));
+    for torn in [3, 6] {
+        let log =
+            super::words::LogWords::read(&["core", "2", "64", "nosync"], block::Sectors(1024)).unwrap().0;
+        let legs = vec![leg(0), leg(1)];
+        let shared = super::shared::Shared::new(legs, block::Sectors(1024), log, None, [false; 2]);
+        shared.copy_again(5);
+        let from = shared.take_cursor();
+        // What the search saw before this is of no use.
+        shared.copy_again(torn);
+        shared.copy_again(7);
+        assert_eq!((from, shared.next_region(7)), (0, Some(7)));
+        assert!(shared.take_cursor() <= torn, "region {torn}");
+    }
+}
+
 #[test]
 fn a_flush_goes_to_all() {
     let mut rig = Rig::new("mirror", "core 2 64 nosync 3 a 0 b 0 c 0");

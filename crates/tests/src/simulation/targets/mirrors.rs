@@ -16,6 +16,9 @@ const REQUESTS: u64 = 200;
 const BITS_AT: u64 = 1024;
 /// Longer than nothing is written before marks go.
 const QUIET_NS: u64 = 300_000_000;
+/// How often what cannot be copied is tried again, and for how long, until a device is to blame for that.
+const AGAIN_NS: u64 = 1_000_000_000;
+const AGAIN_MAX: u64 = 61;
 
 /// What a run is about.
 #[derive(Clone, Debug)]
@@ -198,6 +201,10 @@ impl World {
         self.drain()?;
         self.machine.ring.pass(QUIET_NS);
         while self.machine.has_chores() && self.step()? {}
+        for _ in 0..AGAIN_MAX {
+            self.machine.ring.pass(AGAIN_NS);
+            while self.machine.has_chores() && self.step()? {}
+        }
         let Health { in_sync, bad, .. } = self.health()?;
         if in_sync && bad.is_empty() && !self.machine.is_busy() {
             self.compare(0, self.plan.sectors.0, "all is in sync")?;
