@@ -160,7 +160,7 @@ pub fn test(root: &Path, full: bool) -> bool {
     let tests = ["cargo", "test", "--locked", "--workspace", "--no-fail-fast"];
     // As a part of the workspace: by itself its dependencies would have other features, and be compiled once more.
     let fresh = ["cargo", "test", "--locked", "--workspace", "--test", "simulation"];
-    let fresh = [&fresh[..], &["--", "--nocapture", "fresh_seeds_keep_their_promises"]].concat();
+    let fresh = [&fresh[..], &["--", "--nocapture", "fresh_seeds_keep"]].concat();
     let binary = match root.canonicalize() {
         Ok(root) => root.join("target/release/blockyard").to_string_lossy().into_owned(),
         Err(error) => {
