@@ -6,6 +6,7 @@ pub mod browser;
 pub mod certificates;
 pub mod disk;
 pub mod guest;
+mod mounts;
 pub mod peer;
 pub mod raw;
 pub mod remote;

@@ -7,12 +7,9 @@
 //! end itself is ended with SIGTERM and must exit with status 0: no test passes over a dead server.
 
 use crate::tools::{PATIENCE, find, run, until, wait_within};
-use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, Signal, kill_process};
-use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
@@ -279,55 +276,8 @@ impl Drop for Sandbox {
                 signal(pid, Signal::KILL);
             }
         }
-        self.unmount_all();
+        crate::mounts::let_go_within(self.dir.path());
     }
-}
-
-impl Sandbox {
-    /// Unmount what killed servers, and tests that failed, have left in the folder, and let go of loop devices over it. A
-    /// folder with a mount in it could not be removed.
-    fn unmount_all(&self) {
-        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        let places = mounts.lines().filter_map(|line| line.split(' ').nth(1));
-        let left: Vec<PathBuf> = places.map(unescaped).filter(|at| at.starts_with(self.dir.path())).collect();
-        if left.is_empty() {
-            return;
-        }
-        // What was mounted last lies on top.
-        for at in left.iter().rev() {
-            eprintln!("left behind, and unmounted: {}", at.display());
-            // Whoever is at it already has done what is left to do.
-            let _ = rustix::mount::unmount(at, UnmountFlags::DETACH);
-        }
-        let loops = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
-        for disk in loops {
-            let file = std::fs::read_to_string(disk.path().join("loop/backing_file")).unwrap_or_default();
-            if Path::new(&file).starts_with(self.dir.path()) {
-                let node = Path::new("/dev").join(disk.file_name());
-                let _ = Command::new("losetup").arg("--detach").arg(node).stderr(Stdio::null()).status();
-            }
-        }
-    }
-}
-
-/// A path of the mount table, where blanks and the like are written as `\040`.
-fn unescaped(text: &str) -> PathBuf {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&first, after)) = rest.split_first() {
-        let code = after.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
-        match code.and_then(|digits| u8::from_str_radix(digits, 8).ok()).filter(|_| first == b'\\') {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &after[3..];
-            }
-            None => {
-                bytes.push(first);
-                rest = after;
-            }
-        }
-    }
-    OsString::from_vec(bytes).into()
 }
 
 /// Whether the process is the binary under test, and not a stranger that got the PID of a dead one.
@@ -597,9 +547,9 @@ pub fn missing_root() -> bool {
 pub fn private_mounts() -> Option<Vec<&'static str>> {
     find("unshare")?;
     let as_root = rustix::process::geteuid().is_root();
-    let words: &[&str] =
-        if as_root { &["unshare", "--mount"] } else { &["unshare", "--mount", "--map-root-user"] };
-    let mut probe = crate::tools::command(words);
+    let mut words = vec!["unshare", "--mount", "--propagation", "private"];
+    words.extend((!as_root).then_some("--map-root-user"));
+    let mut probe = crate::tools::command(&words);
     probe.args(["mount", "-t", "tmpfs", "none", "/mnt"]);
-    run(&mut probe).status.success().then(|| words.to_vec())
+    run(&mut probe).status.success().then_some(words)
 }
