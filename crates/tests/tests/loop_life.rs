@@ -360,6 +360,21 @@ fn loop_device_is_direct_and_has_the_devices_blocks() {
     }
 }
 
+/// A loop device that is made for a test, and would else stay on the machine when the test is over, whatever came of it.
+struct Removed<'a> {
+    sandbox: &'a Sandbox,
+    node: String,
+}
+
+impl Drop for Removed<'_> {
+    fn drop(&mut self) {
+        until(PATIENCE, || {
+            let _ = self.sandbox.run(&["losetup", "--remove", &self.node]);
+            (!Path::new("/sys/block").join(&self.node[5..]).exists()).then_some(())
+        });
+    }
+}
+
 #[test]
 fn loop_number_can_be_chosen_and_one_that_is_taken_is_refused() {
     if missing_loop() {
@@ -369,6 +384,7 @@ fn loop_number_can_be_chosen_and_one_that_is_taken_is_refused() {
     // One that no other run of this beside us on the machine has.
     let number = 700 + std::process::id() % 6000;
     let (option, node) = (format!("--loop={number}"), format!("/dev/loop{number}"));
+    let _taken_away = Removed { sandbox: &sandbox, node: node.clone() };
     let server =
         |name: &str| sandbox.start(&mut sandbox.blockyard(&["serve", "ram:1M", "--name", name, &option]), 1);
     let mut first = server("one");
