@@ -20,6 +20,8 @@ const SLACK_PERCENT: f64 = 2.0;
 const SLACK_PERCENT_ELSEWHERE: f64 = 10.0;
 /// Before the compiler's version, in the record.
 const COMPILER: &str = "# Compiled by ";
+/// Behind it, before the processor's architecture.
+const PROCESSOR: &str = " for ";
 /// Requests of the shorter and of the longer run: whole turns, past the first touch of everything.
 const COUNTS: [u64; 2] = [3200, 19_200];
 
@@ -173,10 +175,16 @@ fn judge(
     }
 }
 
-/// What the compiler here says of itself; nothing where there is none.
+/// What the compiler here says of itself, and for which processor this program is; nothing where there is none.
 fn compiler() -> Option<String> {
     let said = Command::new("rustc").arg("--version").output().ok()?;
-    Some(String::from_utf8_lossy(&said.stdout).trim().to_owned())
+    Some(format!("{}{PROCESSOR}{}", String::from_utf8_lossy(&said.stdout).trim(), std::env::consts::ARCH))
+}
+
+/// The processor that a record is for, where that is not this one: there the same work is another number of instructions.
+fn foreign_processor(record: &str) -> Option<&str> {
+    let recorded = record.lines().find_map(|line| line.strip_prefix(COMPILER)?.split_once(PROCESSOR));
+    recorded.map(|(_, processor)| processor).filter(|processor| *processor != std::env::consts::ARCH)
 }
 
 /// The slack for a record: that of another compiler is wider.
@@ -243,6 +251,11 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
         println!("skipped: valgrind is not installed (apt install valgrind)");
         return ExitCode::SUCCESS;
     }
+    let record = std::fs::read_to_string(EXPECTED).unwrap_or_default();
+    if let Some(processor) = foreign_processor(&record).filter(|_| !write) {
+        println!("skipped: the record is of {processor} (instructions --write makes one of this processor)");
+        return ExitCode::SUCCESS;
+    }
     let outcome = std::env::current_exe()
         .map_err(|error| format!("finding this program failed: {error}"))
         .and_then(|program| measure(&program))
@@ -280,6 +293,14 @@ mod tests {
         assert_eq!(slack("a = 1\n", None), SLACK_PERCENT_ELSEWHERE);
         assert!(judge(320.0, Some(301.0), Some(300.0), SLACK_PERCENT_ELSEWHERE).is_ok());
         assert!(judge(340.0, Some(320.0), Some(300.0), SLACK_PERCENT_ELSEWHERE).is_err());
+    }
+
+    #[test]
+    fn a_record_of_another_processor_is_none() {
+        let record = |processor: &str| format!("# x\n{COMPILER}rustc 1.2.3{PROCESSOR}{processor}\na = 1\n");
+        assert_eq!(foreign_processor(&record("pdp11")), Some("pdp11"));
+        assert_eq!(foreign_processor(&record(std::env::consts::ARCH)), None);
+        assert_eq!(foreign_processor("a = 1\n"), None);
     }
 
     #[test]
