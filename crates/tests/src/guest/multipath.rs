@@ -1,7 +1,8 @@
 //! Our multipath beside the kernel's, by dmsetup: what it says of itself before and after requests, messages, failed paths and
 //! groups that are switched.
 
-use super::dm::prepare;
+use super::disk::tool;
+use super::dm::{Loops, prepare};
 use super::dmsetup::compare;
 use super::{Done, Skip, Test, soak, test};
 
@@ -158,12 +159,38 @@ fn few() -> Done {
     if !loops.has("multipath") {
         return Err(Skip("this kernel has no target multipath".into()));
     }
+    for selector in ["queue-length", "service-time"] {
+        if !has_selector(&loops, selector) {
+            return Err(Skip(format!("this kernel has no path selector {selector}")));
+        }
+    }
     drop(loops);
     compare(FEW.to_vec())
 }
 
+/// Whether this kernel has a path selector, which it may have to load a module for.
+fn has_selector(loops: &Loops, name: &str) -> bool {
+    let table = loops.table(&format!("0 4096 multipath 0 0 1 1 {name} 0 1 0 {{0}}"));
+    let words = ["dmsetup", "create", "probe", "--noudevsync", "--noudevrules", "--table", &table];
+    let is_made = tool(&words).status.success();
+    if is_made {
+        tool(&["dmsetup", "remove", "--noudevsync", "--retry", "probe"]).ok();
+    }
+    is_made
+}
+
 fn all() -> Done {
     few()?;
+    let loops = prepare()?;
+    let has = |name| has_selector(&loops, name);
+    let (round_robin, historical) = (has("round-robin"), has("historical-service-time"));
+    drop(loops);
+    if !round_robin {
+        return Err(Skip("this kernel has no path selector round-robin".into()));
+    }
     compare(MORE.to_vec())?;
+    if !historical {
+        return Err(Skip("all else is as it should be; no path selector historical-service-time".into()));
+    }
     compare(HISTORICAL.to_vec())
 }
