@@ -310,6 +310,9 @@ fn an_idle_server_uses_no_cpu(engine: Engine) {
     clients.into_iter().for_each(Peer::disconnect);
 }
 
+/// How soon a server answers, at most.
+const READY: Duration = Duration::from_millis(20);
+
 #[test]
 fn it_is_ready_within_twenty_milliseconds() {
     if !is_release() {
@@ -317,15 +320,21 @@ fn it_is_ready_within_twenty_milliseconds() {
     }
     let sandbox = Sandbox::default();
     let stack = format!("file:{}", sandbox.image("image", 64 * MIB).display());
-    // As often as it takes to find the processor free: what is slow itself is never quick.
-    let mut best = Duration::MAX;
+    // As often as it takes to find the processor free: what is slow itself is never quick. The promise is made for a
+    // machine that runs a shell within a millisecond; one that takes longer for that has as many times longer for us.
+    let (mut best, mut shell, mut allowed) = (Duration::MAX, Duration::MAX, READY);
     until(PATIENCE, || {
         let start = Instant::now();
         let server = sandbox.serve(&stack, &[]);
         best = best.min(start.elapsed());
         drop(server);
-        (best < Duration::from_millis(20)).then_some(())
+        let start = Instant::now();
+        let ran = std::process::Command::new("/bin/sh").args(["-c", "exit 0"]).status();
+        assert!(ran.is_ok_and(|status| status.success()), "a shell runs");
+        shell = shell.min(start.elapsed());
+        allowed = READY.max(20 * shell);
+        (best < allowed).then_some(())
     });
-    eprintln!("ready after {best:?}");
-    assert!(best < Duration::from_millis(20), "ready after {best:?} at best");
+    eprintln!("ready after {best:?}; a shell takes {shell:?}");
+    assert!(best < allowed, "ready after {best:?} at best, where a shell takes {shell:?}");
 }
