@@ -3,7 +3,7 @@
 
 use blockyard_tests::disk::{Loop, Mount, check, missing_file_system, missing_loop, shell};
 use blockyard_tests::server::Sandbox;
-use blockyard_tests::tools::{PATIENCE, command, find, missing, run, skip, wait_within};
+use blockyard_tests::tools::{PATIENCE, command, find, missing, run, skip, until, wait_within};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
@@ -15,9 +15,17 @@ const MIB: u64 = 1 << 20;
 /// The smallest that mkfs.xfs takes.
 const SIZE: u64 = 304 * MIB;
 
-/// A folder of files to copy: this repository's sources, but what cargo made.
-fn tree() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("crates/").to_owned()
+/// A folder of files to copy: a part of this repository's sources, as they are now, whoever works at them meanwhile.
+fn tree(sandbox: &Sandbox, part: &str) -> PathBuf {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("crates/").join(part);
+    let copy = sandbox.path("tree");
+    // A file that goes while they are copied fails that.
+    let copied = || {
+        let script = "rm -rf \"$C\"; cp -a \"$T\" \"$C\"";
+        shell(script, &[("T", &from), ("C", &copy)]).status.success().then_some(())
+    };
+    until(PATIENCE, copied).expect("they are copied");
+    copy
 }
 
 /// A real tree in, out again, and unchanged after the file system was mounted anew; then it has no errors.
@@ -64,10 +72,11 @@ fn on_every_backend(kind: &str) {
         (&null, &["--queues", "1"]),
         (&memory_4k, &["--limits", "max_sectors=256"]),
     ];
+    let tree = tree(&sandbox, "");
     for (stack, more) in stacks {
         let start = Instant::now();
         let mut disk = Loop::serve(&sandbox, "disk", stack, more);
-        proves_itself(&disk, kind, &tree());
+        proves_itself(&disk, kind, &tree);
         disk.server.terminate();
         println!("{kind} on {stack}: {:?}", start.elapsed());
     }
@@ -96,6 +105,9 @@ fn ext4_on_an_overlay_an_image_and_the_export_of_another_server() {
     const LEN: u64 = 96 * MIB;
     let sandbox = Sandbox::default();
     let base = sandbox.image("base", LEN);
+    let taken = || std::fs::metadata(&base).expect("the base").blocks();
+    let before = taken();
+    let tree = tree(&sandbox, "tests");
     let overlay = format!("cow,file={},create", sandbox.path("overlay").display());
     let below = sandbox.serve(&format!("ram:{LEN}"), &["--name", "below"]);
     let mut stacks = vec![
@@ -110,11 +122,11 @@ fn ext4_on_an_overlay_an_image_and_the_export_of_another_server() {
     for (stack, more) in stacks {
         let start = Instant::now();
         let mut disk = Loop::serve(&sandbox, "disk", &stack, &more);
-        proves_itself(&disk, "ext4", Path::new(env!("CARGO_MANIFEST_DIR")));
+        proves_itself(&disk, "ext4", &tree);
         disk.server.terminate();
         println!("ext4 on {stack}: {:?}", start.elapsed());
     }
-    assert_eq!(std::fs::metadata(&base).expect("the base").blocks(), 0, "an overlay's origin is only read");
+    assert_eq!(taken(), before, "an overlay's origin is only read");
 }
 
 #[test]
@@ -186,11 +198,12 @@ fn a_loop_device_on_a_loop_device() {
     }
     let sandbox = Sandbox::default();
     sandbox.image("image", 2 * SIZE);
+    let tree = tree(&sandbox, "");
     let mut lower = Loop::serve(&sandbox, "lower", "file:image", &[]);
     // Over the device itself, and over a file on a file system on it.
     let stack = format!("file:{}", lower.path());
     let mut upper = Loop::serve(&sandbox, "upper", &stack, &[]);
-    proves_itself(&upper, "xfs", &tree());
+    proves_itself(&upper, "xfs", &tree);
     upper.server.terminate();
     drop(upper);
     lower.format("ext4");
@@ -198,7 +211,7 @@ fn a_loop_device_on_a_loop_device() {
     let inner = mount.path().join("inner");
     File::create(&inner).and_then(|file| file.set_len(SIZE)).expect("an image on it");
     let mut upper = Loop::serve(&sandbox, "upper", &format!("file:{}", inner.display()), &[]);
-    proves_itself(&upper, "xfs", &tree());
+    proves_itself(&upper, "xfs", &tree);
     upper.server.terminate();
     drop(upper);
     mount.unmount();
