@@ -44,29 +44,33 @@ fn servers_killed_and_started_again_lose_nothing(engine: Engine) {
     let stack = format!("file:{},share", image.display());
     let mut back = serve_as(&sandbox, "back", &stack, &[]);
     let front = over(&sandbox, back.uri(), &["--queues", "2"]);
-    let mut load = fio(&front, "--size=16M --bs=512-64k --iodepth=16 --numjobs=2 --offset_increment=32M");
-    load.args(["--verify_backlog=64", "--time_based", "--runtime=4", "--output=/dev/null"]);
-    let mut load = load.spawn().unwrap();
-    // Unanswered requests, once there is a connection again, however long that takes.
-    sandbox.await_in_flight("front", "nbd");
-    let end = Instant::now() + Duration::from_secs(4);
-    let mut kills = 0;
-    while (Instant::now() < end || kills < 3) && load.try_wait().unwrap().is_none() {
-        std::thread::sleep(Duration::from_millis(500));
-        back.kill();
-        let is_lost = || (number(&sandbox, "connections lost") > kills).then_some(());
-        until(PATIENCE, is_lost).expect("a killed server's connection is lost");
-        std::thread::sleep(Duration::from_millis(kills % 3 * 100));
-        back = serve_as(&sandbox, "back", &stack, &[]);
-        kills += 1;
-        let mut is_found = || {
-            let has_ended = load.try_wait().unwrap().is_some();
-            (has_ended || !sandbox.run(&["show", "back"]).ok().contains("(0 clients")).then_some(())
-        };
-        until(PATIENCE, &mut is_found).expect("it is found again");
+    // A busy machine may have time for few kills beside a load: then there is another one.
+    let (mut kills, mut caught) = (0, 0);
+    while caught < 3 {
+        let mut load = fio(&front, "--size=16M --bs=512-64k --iodepth=16 --numjobs=2 --offset_increment=32M");
+        load.args(["--verify_backlog=64", "--time_based", "--runtime=4", "--output=/dev/null"]);
+        let mut load = load.spawn().unwrap();
+        let mut has_ended = || load.try_wait().unwrap().is_some();
+        while !has_ended() {
+            std::thread::sleep(Duration::from_millis(500));
+            // What is under way at one that answers no more stays so.
+            back.freeze();
+            let under_way = || sandbox.run(&["inflight", "front"]).ok().contains("nbd");
+            let seen = until(PATIENCE, || under_way().then_some(true).or(has_ended().then_some(false)));
+            caught += u64::from(seen.expect("the load goes on or ends"));
+            back.kill();
+            let is_lost = || (number(&sandbox, "connections lost") > kills).then_some(());
+            until(PATIENCE, is_lost).expect("a killed server's connection is lost");
+            std::thread::sleep(Duration::from_millis(kills % 3 * 100));
+            back = serve_as(&sandbox, "back", &stack, &[]);
+            kills += 1;
+            let is_found = || !sandbox.run(&["show", "back"]).ok().contains("(0 clients");
+            until(PATIENCE, || (is_found() || has_ended()).then_some(())).expect("it is found again");
+        }
+        let status = wait_within(&mut load, PATIENCE).expect("fio ends");
+        assert!(status.success(), "{status} after {kills} kills: {}", front.log());
+        assert!(kills < 100, "{caught} of {kills} kills found something under way");
     }
-    let status = wait_within(&mut load, PATIENCE).expect("fio ends");
-    assert!(status.success(), "{status} after {kills} kills: {}", front.log());
     assert!(number(&sandbox, "requests replayed") > 0, "under load, none was ever unanswered?");
 }
 
