@@ -299,7 +299,10 @@ fn what_is_allowed_is_done_for_this_page_alone() {
     assert!(act(&own, fail).starts_with("HTTP/1.1 200 "));
     assert!(sandbox.run(&["status", "m"]).ok().contains("ram:64M F 1"));
     let refused = act(&own, r#"{"action":"fail-path","path":"none"}"#);
-    assert!(refused.starts_with("HTTP/1.1 422 ") && refused.contains("No such file or directory"), "{refused}");
+    assert!(
+        refused.starts_with("HTTP/1.1 422 ") && refused.contains("No such file or directory"),
+        "{refused}"
+    );
     assert!(act(&own, r#"{"action":"delete"}"#).starts_with("HTTP/1.1 400 "));
     assert!(act(&own, &" ".repeat(1 << 16)).starts_with("HTTP/1.1 400 "));
 }
