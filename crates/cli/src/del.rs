@@ -6,7 +6,7 @@ use crate::listing::{block_on, client_of, devices, run_dir};
 use crate::progress::shown;
 use crate::recover;
 use engine::control::{ClientError, ControlClient};
-use engine::loop_device::{clear_stale, dead_files, is_left_behind};
+use engine::loop_device::{clear_stale, dead_files};
 use engine::nbd_device::remove_orphan;
 use engine::rundir::RunDir;
 use engine::spec::DeviceName;
@@ -50,11 +50,7 @@ async fn delete(client: &ControlClient, name: &str, by_force: bool) -> Result<()
 /// Nobody serves it: take away what a server that died left of its loop or nbd device, if anything.
 pub(crate) fn clear_left_behind(run: &RunDir, name: &str, missing: Failure) -> Result<ExitCode, Failure> {
     let Ok(device) = name.parse::<DeviceName>() else { return Err(missing) };
-    let own = run.loop_file(name);
-    let mut files = dead_files(name);
-    // One that lies in a run directory is for whoever has that one: a name is known there only.
-    files.retain(|file| file.file_name() != own.file_name());
-    files.extend(Some(own).filter(|file| is_left_behind(file)));
+    let files = dead_files(run, name);
     if files.is_empty() {
         return match remove_orphan(name) {
             Ok(Some(_)) => Ok(ExitCode::SUCCESS),

@@ -4,7 +4,7 @@ use crate::args::{ListArgs, ShowArgs};
 use crate::failure::{Failure, print};
 use crate::recover;
 use engine::control::{ClientError, ControlClient, ControlError, DeviceInfo};
-use engine::loop_device::{dead_files, is_left_behind};
+use engine::loop_device::dead_files;
 use engine::rundir::{RunDir, RunDirError};
 use engine::spec::Bytes;
 use std::fmt::Write;
@@ -61,7 +61,7 @@ pub(crate) fn client_of(run: &RunDir, what: &str, name: &str) -> Result<ControlC
     if std::os::unix::net::UnixStream::connect(&link).is_err() {
         // Clears away what a dead process left.
         run.processes();
-        if is_left_behind(&run.loop_file(name)) || !dead_files(name).is_empty() {
+        if !dead_files(run, name).is_empty() {
             let why = format!(
                 "its server died (add it again, or take away what is left of it: blockyard del {name})"
             );

@@ -458,20 +458,27 @@ fn loop_device_of_a_killed_server_is_taken_away_and_served_anew() {
         return;
     }
     let sandbox = Sandbox::default();
+    let name = "killed-below-ext4";
     let image = sandbox.image("image", 64 * MIB);
     let stack = format!("file:{}", image.display());
-    let mut disk = Loop::serve(&sandbox, "disk", &stack, &[]);
+    let mut disk = Loop::serve(&sandbox, name, &stack, &[]);
     disk.format("ext4");
     let mount = disk.mount("ext4");
     mount.shell("echo kept > \"$M/file\"; sync -f \"$M\"").ok();
     disk.server.kill();
     mount.shell("echo lost > \"$M/other\"; sync -f \"$M\"").failed();
-    let told = sandbox.run(&["show", "disk"]).failed_with(1);
+    let told = sandbox.run(&["show", name]).failed_with(1);
     assert!(told.contains("its server died"), "{told}");
-    let told = sandbox.run(&["del", "disk"]).failed_with(1);
+    // A name is known in its own run directory only.
+    let elsewhere = Sandbox::default();
+    for word in ["show", "del"] {
+        let told = elsewhere.run(&[word, name]).failed_with(1);
+        assert!(told.contains("there is no such device"), "{told}");
+    }
+    let told = sandbox.run(&["del", name]).failed_with(1);
     assert!(told.contains(&mount.path().to_string_lossy().into_owned()), "{told}");
     // The name can be used again at once, whoever still holds the device of the dead one.
-    let mut again = Loop::serve(&sandbox, "disk", &stack, &[]);
+    let mut again = Loop::serve(&sandbox, name, &stack, &[]);
     mount.unmount();
     let mount = again.mount("ext4");
     mount.shell("test \"$(cat \"$M/file\")\" = kept").ok();
@@ -487,18 +494,19 @@ fn loop_device_of_a_killed_server_is_detached_with_all_that_it_left() {
         return;
     }
     let sandbox = Sandbox::default();
-    let mut disk = Loop::serve(&sandbox, "disk", "ram:8M", &[]);
+    let name = "killed-and-detached";
+    let mut disk = Loop::serve(&sandbox, name, "ram:8M", &[]);
     let users = File::open(&disk.device).expect("the device opens");
     disk.server.kill();
     let told = sandbox.run(&["losetup", "-d", disk.path()]).failed_with(1);
     let why = format!("losetup: {0}: detach failed: {0} has lost its server and is used by ", disk.path());
     assert!(told.starts_with(&why) && told.contains(&format!("pid {})", std::process::id())), "{told}");
     drop(users);
-    let mut disk = Loop::serve(&sandbox, "disk", "ram:8M", &[]);
+    let mut disk = Loop::serve(&sandbox, name, "ram:8M", &[]);
     disk.server.kill();
     sandbox.run(&["losetup", "-d", disk.path()]).ok();
     assert_eq!(left_behind(&sandbox), Vec::<String>::new());
-    let told = sandbox.run(&["show", "disk"]).failed_with(1);
+    let told = sandbox.run(&["show", name]).failed_with(1);
     assert!(told.contains("there is no such device"), "{told}");
 }
 
