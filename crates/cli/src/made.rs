@@ -14,7 +14,7 @@ pub(crate) struct Made {
     supervised: bool,
     /// The number of the ublk device that waits for this process.
     waits: Option<u32>,
-    /// The page of this process.
+    /// The page of this process, or that of the one before.
     pub(crate) page: Option<KeptPage>,
 }
 
@@ -51,8 +51,8 @@ impl Made {
 
     /// By what another process wrote down before it died.
     pub(crate) fn by_record(record: &Record, supervised: bool) -> Made {
-        let Record { folder, words, number, .. } = record.clone();
-        Made { folder, words, topology: None, supervised, waits: Some(number), page: None }
+        let Record { folder, words, number, page, .. } = record.clone();
+        Made { folder, words, topology: None, supervised, waits: Some(number), page }
     }
 
     /// Whether a device waits for this process.
@@ -81,4 +81,21 @@ impl Made {
 
 fn here() -> std::path::PathBuf {
     std::env::current_dir().unwrap_or_else(|_| "/".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use engine::ublk::KeptToken;
+
+    #[test]
+    fn a_page_that_could_not_be_brought_back_stays_in_the_record() {
+        let mut record = Record::new("disk", "/".into(), Words::Line(vec!["serve".into()]), false);
+        let token = Some(KeptToken::Text("0123456789abcdef".to_owned()));
+        record.page =
+            Some(KeptPage { address: "127.0.0.1:7070".parse().expect("one"), token, actions: false });
+        let made = Made::by_record(&record, false);
+        let (_, next) = made.record(&RunDir::at("/nowhere"), "disk").expect("there is one");
+        assert_eq!(next.page, record.page);
+    }
 }

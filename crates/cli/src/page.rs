@@ -2,11 +2,12 @@
 
 use crate::failure::Failure;
 use clap::{Args, ValueEnum};
-use engine::ublk::KeptPage;
+use engine::ublk::{KeptPage, KeptToken};
+use std::fmt::Display;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use web::{Listening, Token, WebAddress, WebConfig, WebError};
+use web::{Listening, Token, WebAddress, WebConfig, WebError, is_ours};
 
 /// How the page is asked for.
 #[derive(Args, Debug, Clone, Default)]
@@ -52,33 +53,100 @@ impl WebArgs {
 /// What a process needs that is to bring this page back.
 pub(crate) fn kept(page: &Listening) -> KeptPage {
     let config = page.config();
-    KeptPage {
-        address: page.address(),
-        token: config.token.as_ref().map(|token| token.text().to_owned()),
-        actions: config.actions,
-    }
+    let token = config.token.as_ref().map(|token| match token.file() {
+        // Whoever named a file writes another token there when this one is to be no more.
+        Some(file) if file.to_str().is_some() => KeptToken::File { file: file.to_owned() },
+        // What is kept is text.
+        _ => KeptToken::Text(token.text().to_owned()),
+    });
+    KeptPage { address: page.address(), token, actions: config.actions }
 }
 
 /// Listen where the page of a process was that is gone, with its token. Where another one is by now, which may be that of
 /// a device that was brought back before, a port beside it is found.
 ///
 /// # Errors
-/// The address; a record that somebody wrote in.
+/// The address; a record that somebody wrote in; the file of the token.
 pub(crate) fn again(kept: &KeptPage) -> Result<Listening, Failure> {
-    let fail = |why: &dyn std::fmt::Display| Failure::new("recover", "--web", why);
+    let fail = |why: &dyn Display| Failure::new("recover", "--web", why);
     let token = match &kept.token {
-        Some(text) => Some(Token::known(text).ok_or_else(|| fail(&"its record has no token of a page"))?),
+        Some(KeptToken::Text(text)) => {
+            Some(Token::known(text).ok_or_else(|| fail(&"its record has no token of a page"))?)
+        }
+        Some(KeptToken::File { file }) => Some(Token::of_file(file).map_err(|why| fail(&why))?),
         None => None,
     };
     let config = WebConfig { address: WebAddress(kept.address), token, actions: kept.actions };
-    let page = Listening::open(config.clone()).or_else(|why| match why {
-        WebError::Listen { source, .. } if source.kind() == io::ErrorKind::AddrInUse => {
-            Listening::open(WebConfig {
-                address: WebAddress(SocketAddr::new(kept.address.ip(), 0)),
-                ..config
-            })
+    match Listening::open(config.clone()) {
+        Err(WebError::Listen { source, .. }) if source.kind() == io::ErrorKind::AddrInUse => {
+            beside(config, is_ours(kept.address.port()))
         }
-        other => Err(other),
-    });
-    page.map_err(|why| fail(&why))
+        page => page.map_err(|why| fail(&why)),
+    }
+}
+
+/// Listen on another port. `ours`: whoever has that of the page is of this user. Browsers that have the page open send its
+/// token to whoever that is, so what another user may have been told is no secret any more.
+fn beside(config: WebConfig, ours: bool) -> Result<Listening, Failure> {
+    let fail = |why: &dyn Display| Failure::new("recover", "--web", why);
+    let mut token = config.token;
+    if !ours && token.is_some() {
+        let why = "another user may have been sent the token of the page by a browser that had it open";
+        eprintln!("blockyard: recover: --web: {}: {why}: it has a new one", config.address);
+        token = Some(Token::random().map_err(|why| fail(&why))?);
+    }
+    let address = WebAddress(SocketAddr::new(config.address.0.ip(), 0));
+    Listening::open(WebConfig { address, token, ..config }).map_err(|why| fail(&why))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(page: &Listening) -> String {
+        page.config().token.as_ref().expect("a token").text().to_owned()
+    }
+
+    fn page(token: Option<Token>) -> Listening {
+        let address = "127.0.0.1:0".parse().expect("an address");
+        Listening::open(WebConfig { address, token, actions: true }).expect("it listens")
+    }
+
+    #[test]
+    fn a_page_comes_back_with_what_the_file_of_its_token_holds_by_now() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("token");
+        let first = page(Some(Token::of_file(&file).expect("it is made")));
+        let kept = kept(&first);
+        assert!(!serde_json::to_string(&kept).expect("JSON").contains(&text(&first)), "only the file has it");
+        drop(first);
+        std::fs::write(&file, "another-token-of-the-user\n").expect("it is written");
+        let second = again(&kept).expect("it comes back");
+        assert_eq!(text(&second), "another-token-of-the-user");
+        assert!(second.config().actions && self::kept(&second).token == kept.token);
+        drop(second);
+        std::fs::write(&file, "short").expect("it is written");
+        let why = again(&kept).expect_err("it is no token").to_string();
+        assert!(why.contains(&*file.to_string_lossy()) && why.contains("it holds no token"), "{why}");
+    }
+
+    #[test]
+    fn a_page_whose_address_another_one_of_the_same_user_has_keeps_its_token() {
+        let first = page(Some(Token::random().expect("a token")));
+        let second = again(&kept(&first)).expect("it comes back");
+        assert_ne!(second.address(), first.address());
+        assert_eq!(text(&second), text(&first));
+    }
+
+    #[test]
+    fn a_page_whose_address_another_user_has_gets_a_new_token() {
+        let first = page(Some(Token::random().expect("a token")));
+        let config = WebConfig { address: WebAddress(first.address()), ..first.config().clone() };
+        let second = beside(config.clone(), false).expect("it comes back");
+        assert_ne!(text(&second), text(&first));
+        let kept = kept(&second);
+        assert!(kept.token == Some(KeptToken::Text(text(&second))) && kept.address == second.address());
+        let open = beside(WebConfig { token: None, ..config }, false).expect("it comes back");
+        assert!(open.config().token.is_none(), "there was nothing to be told");
+    }
 }

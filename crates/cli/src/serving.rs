@@ -106,7 +106,8 @@ pub(crate) fn start(
     page: Option<web::Listening>,
     mut made: Made,
 ) -> Result<ExitCode, Failure> {
-    made.page = page.as_ref().map(page::kept);
+    // One that could not be brought back this time may be the next.
+    made.page = page.as_ref().map(page::kept).or(made.page);
     let run = run_dir(what)?;
     run.create().map_err(|why| Failure::new(what, "", why))?;
     crate::log::start(args.log, args.verbose);

@@ -18,6 +18,7 @@ mod assets;
 mod collect;
 mod guard;
 mod history;
+mod owner;
 mod paths;
 mod rates;
 mod routes;
@@ -27,5 +28,6 @@ mod token;
 mod viewers;
 
 pub use address::{AddressError, WebAddress};
+pub use owner::is_ours;
 pub use server::{Listening, Page, WebConfig, WebError};
 pub use token::{Token, TokenError};

@@ -18,7 +18,10 @@ const LENGTHS: std::ops::RangeInclusive<usize> = 16..=256;
 
 /// The secret. It shows itself to [`Token::text`] only.
 #[derive(Clone)]
-pub struct Token(String);
+pub struct Token {
+    text: String,
+    file: Option<PathBuf>,
+}
 
 /// Why there is no token.
 #[derive(Debug, thiserror::Error)]
@@ -69,7 +72,7 @@ impl Token {
         if got < RANDOM_LEN {
             return Err(TokenError::Random(io::ErrorKind::UnexpectedEof.into()));
         }
-        Ok(Token(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
+        Ok(Token { text: bytes.iter().map(|byte| format!("{byte:02x}")).collect(), file: None })
     }
 
     /// What a file holds; where there is none, one is made, for its owner only, with a new token.
@@ -77,12 +80,18 @@ impl Token {
     /// # Errors
     /// See [`TokenError`].
     pub fn of_file(path: &Path) -> Result<Token, TokenError> {
+        let token = Token::held_by(path)?;
+        // Where it is from here may be elsewhere from where whoever reads it again is.
+        Ok(Token { file: Some(std::path::absolute(path).unwrap_or_else(|_| path.to_owned())), ..token })
+    }
+
+    fn held_by(path: &Path) -> Result<Token, TokenError> {
         let failed = |source| TokenError::File { path: path.to_owned(), source };
         let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
         match made {
             Ok(mut file) => {
                 let token = Token::random()?;
-                file.write_all(format!("{}\n", token.0).as_bytes()).map_err(failed)?;
+                file.write_all(format!("{}\n", token.text).as_bytes()).map_err(failed)?;
                 Ok(token)
             }
             Err(there) if there.kind() == io::ErrorKind::AlreadyExists => {
@@ -112,17 +121,23 @@ impl Token {
     /// One that was made before. `None`: it cannot be one.
     pub fn known(text: &str) -> Option<Token> {
         let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-        (LENGTHS.contains(&text.len()) && text.chars().all(plain)).then(|| Token(text.to_owned()))
+        (LENGTHS.contains(&text.len()) && text.chars().all(plain))
+            .then(|| Token { text: text.to_owned(), file: None })
     }
 
     /// For the page's address, which is told once.
     pub fn text(&self) -> &str {
-        &self.0
+        &self.text
+    }
+
+    /// The file that holds it, from the root on, where it is from one.
+    pub fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
     }
 
     /// Whether that is it, in a time that does not tell where it differs.
     pub fn is(&self, other: &str) -> bool {
-        let (own, other) = (self.0.as_bytes(), other.as_bytes());
+        let (own, other) = (self.text.as_bytes(), other.as_bytes());
         let mut differs = own.len() ^ other.len();
         for (place, byte) in own.iter().enumerate() {
             differs |= usize::from(byte ^ other.get(place).copied().unwrap_or(!byte));
@@ -152,7 +167,7 @@ mod tests {
 
     #[test]
     fn only_the_whole_token_is_it() {
-        let token = Token("0123456789abcdef".into());
+        let token = Token::known("0123456789abcdef").unwrap();
         for other in ["", "0", "0123456789abcde", "0123456789abcdeg", "0123456789abcdef0", "0123456789ABCDEF"]
         {
             assert!(!token.is(other), "{other}");
@@ -167,6 +182,7 @@ mod tests {
         let made = Token::of_file(&path).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert!(Token::of_file(&path).unwrap().is(made.text()));
+        assert_eq!((made.file(), Token::random().unwrap().file()), (Some(&*path), None));
     }
 
     #[test]

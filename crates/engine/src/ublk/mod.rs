@@ -18,7 +18,7 @@ mod shown;
 pub use error::UblkError;
 pub use listing::{Foreign, foreign, users_of};
 pub use params::NotPresentable;
-pub use record::{KeptPage, Record, RecordError, Words};
+pub use record::{KeptPage, KeptToken, Record, RecordError, Words};
 
 use crate::control::ExportInfo;
 use crate::device::Device;

@@ -64,10 +64,23 @@ pub enum Words {
 pub struct KeptPage {
     /// Where it was, with the port that it had.
     pub address: SocketAddr,
-    /// What one had to know; `None`: nothing. The record is as private as a file of its own would be.
-    pub token: Option<String>,
+    /// What one had to know; `None`: nothing.
+    pub token: Option<KeptToken>,
     /// Whether it changed devices.
     pub actions: bool,
+}
+
+/// Where the token of a page is.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum KeptToken {
+    /// Here: the record is as private as a file of its own would be.
+    Text(String),
+    /// In a file of the user's, who may write another one there.
+    File {
+        /// Which, from the root on.
+        file: PathBuf,
+    },
 }
 
 impl fmt::Debug for KeptPage {
@@ -279,10 +292,13 @@ mod tests {
         assert_eq!(fs::read_dir(run.path()).unwrap().count(), 1, "nothing is left beside it");
         let topology = Words::Topology { text: "[device.a]\n".into(), file: "/srv/a.toml".into() };
         let mut other = Record::new("a", "/".into(), topology, false);
-        let token = Some("0123456789abcdef".to_owned());
-        other.page = Some(KeptPage { address: "127.0.0.1:7070".parse().unwrap(), token, actions: true });
-        other.save(&run).unwrap();
-        assert_eq!(Record::all(&run), [other, record("disk")]);
+        let tokens =
+            [KeptToken::Text("0123456789abcdef".to_owned()), KeptToken::File { file: "/srv/token".into() }];
+        for token in tokens.map(Some).into_iter().chain([None]) {
+            other.page = Some(KeptPage { address: "127.0.0.1:7070".parse().unwrap(), token, actions: true });
+            other.save(&run).unwrap();
+            assert_eq!(Record::all(&run), [other.clone(), record("disk")]);
+        }
         record("disk").remove(&run);
         assert!(matches!(Record::load(&run, "disk"), Err(RecordError::None)));
     }
