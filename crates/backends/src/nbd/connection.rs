@@ -48,6 +48,8 @@ pub(super) struct Connection {
     pub(super) batch: Batch,
     /// When something last came from the server.
     pub(super) heard_at: Nanos,
+    /// Something did.
+    pub(super) heard: bool,
     /// The server was told that the session is over.
     pub(super) said_goodbye: bool,
 }
@@ -92,6 +94,7 @@ impl Connection {
             gaps: Gaps::default(),
             batch: Batch::default(),
             heard_at: now,
+            heard: false,
             said_goodbye: false,
         }
     }

@@ -21,6 +21,9 @@ pub(super) enum State {
     Sent,
 }
 
+/// A server that answers others and not this request was lost so often while it had it: it may be the request that it dies of.
+const LOSSES_MAX: u16 = 8;
+
 /// Ranges of one command beyond 4 GiB do not fit a compact header; this is the most that every server takes, in
 /// whole blocks of any size.
 const COMPACT_MAX: u64 = (u32::MAX as u64 >> 16) << 16;
@@ -61,6 +64,8 @@ pub(super) struct Flight {
     pub(super) sent_at: Nanos,
     /// When a command for the same part of the request was first handed to the ring; empty when none was, or it was answered.
     pub(super) tried_since: Option<Nanos>,
+    /// How many connections were lost with a command for the same part of the request.
+    losses: u16,
     /// Its place in line, which it keeps when it is sent again.
     pub(super) serial: u64,
     /// It is to be given up, as soon as its memory is ours again.
@@ -84,6 +89,7 @@ impl Flight {
             coverage: Coverage::default(),
             sent_at: Nanos(0),
             tried_since: None,
+            losses: 0,
             serial,
             cancelled: false,
         }
@@ -143,9 +149,17 @@ impl Flight {
             .with_if(zeroes && flags.has(Flags::FAST_ZERO), CommandFlags::FAST_ZERO)
     }
 
+    /// Its command went out, or began to, on a connection that is lost. Whether it was tried for long enough: for so many
+    /// nanoseconds, once again at least, and to the end on a connection that brought nothing. `heard`: it brought something.
+    pub(super) fn is_lost(&mut self, now: Nanos, tries_ns: u64, heard: bool) -> bool {
+        self.losses = self.losses.saturating_add(1);
+        let is_hopeless = if heard { self.losses >= LOSSES_MAX } else { self.losses > 1 };
+        is_hopeless && self.tried_since.is_some_and(|since| now.since(since) >= tries_ns)
+    }
+
     /// The command ended: whether the request has, and how. Otherwise its next command is to be sent.
     pub(super) fn ended(&mut self, status: Status, export: &Export) -> Option<Status> {
-        self.tried_since = None;
+        (self.tried_since, self.losses) = (None, 0);
         if !status.is_ok() {
             // A hint is never an error.
             return Some(if self.req.op == Op::Prefetch { Status::Ok } else { status });
@@ -190,5 +204,43 @@ pub(super) fn plan(req: &Request, export: &Export, allocation: bool) -> Plan {
         Op::Extents if allocation => Plan::Send,
         Op::Extents => Plan::AllData,
         _ => Plan::Over(Status::NotSupported),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::{Bytes, Tag};
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn sent(at: u64) -> Flight {
+        let io = Cookie { tag: Tag(0), generation: 2 };
+        let mut flight = Flight::new(io, Request::new(Op::Discard, Bytes::ZERO, Bytes(4096)), 1);
+        flight.tried_since = Some(Nanos(at * SECOND));
+        flight
+    }
+
+    #[test]
+    fn a_request_that_a_busy_server_takes_long_for_is_sent_again() {
+        let mut flight = sent(0);
+        assert!(!flight.is_lost(Nanos(100 * SECOND), 40 * SECOND, true), "it was sent once");
+        assert!(!flight.is_lost(Nanos(200 * SECOND), 40 * SECOND, true), "others are answered");
+        assert!(
+            !sent(0).is_lost(Nanos(100 * SECOND), 40 * SECOND, false),
+            "sent once, and nothing is answered"
+        );
+    }
+
+    #[test]
+    fn a_server_that_never_answers_is_not_tried_for_ever() {
+        let mut flight = sent(0);
+        assert!(!flight.is_lost(Nanos(30 * SECOND), 40 * SECOND, false));
+        assert!(flight.is_lost(Nanos(60 * SECOND), 40 * SECOND, false));
+        let mut deadly = sent(0);
+        let losses = (1..100).find(|second| deadly.is_lost(Nanos(second * 10 * SECOND), 40 * SECOND, true));
+        assert_eq!(losses, Some(u64::from(LOSSES_MAX)), "others are answered, this one it dies of");
+        let mut quick = sent(0);
+        assert!((1..100).all(|_| !quick.is_lost(Nanos(SECOND), 40 * SECOND, false)), "there is time left");
     }
 }

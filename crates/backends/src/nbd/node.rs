@@ -239,7 +239,8 @@ impl<S: Send + 'static> NbdNode<S> {
 
     /// The ring has let go of the connection: what it had not answered is sent again on the next.
     fn closed<R: Sockets<Stream = S>>(&mut self, cx: &mut Cx<'_, R>) {
-        self.link = Link::Down;
+        let link = std::mem::replace(&mut self.link, Link::Down);
+        let heard = matches!(link, Link::Closing(connection) if connection.heard);
         // It was set for an answer; a connection may be missed sooner.
         self.cancel_alarm(cx);
         let (mut replayed, now, tries_ns) = (0, cx.now(), self.tries_ns());
@@ -251,8 +252,8 @@ impl<S: Send + 'static> NbdNode<S> {
                 continue;
             }
             let answered = flight.answered.take();
-            let tried_ns = flight.tried_since.map_or(0, |since| now.since(since));
-            if answered.is_none() && flight.state != State::Waiting && tried_ns >= tries_ns {
+            let is_lost = answered.is_none() && flight.state != State::Waiting;
+            if is_lost && flight.is_lost(now, tries_ns, heard) {
                 self.finish(tag, Status::Transport, cx);
                 continue;
             }

@@ -57,7 +57,7 @@ impl<S: Send + 'static> NbdNode<S> {
     pub(super) fn received<R: Sockets<Stream = S>>(&mut self, segment: Segment, cx: &mut Cx<'_, R>) {
         let now = cx.now();
         let Some(connection) = self.connection() else { return };
-        connection.heard_at = now;
+        (connection.heard_at, connection.heard) = (now, true);
         match self.consume(segment, cx) {
             Ok(()) => self.stop_for_large_data(cx),
             Err(Over::Nonsense) => self.lose(Loss::Nonsense, cx),
@@ -285,7 +285,7 @@ impl<S: Send + 'static> NbdNode<S> {
         let now = cx.now();
         let Some(connection) = self.connection() else { return };
         let Receiving::Filling(len) = connection.receiving else { return };
-        connection.heard_at = now;
+        (connection.heard_at, connection.heard) = (now, true);
         match result {
             whole if whole == i64::from(len) => {
                 self.data_came(len, cx);
