@@ -368,9 +368,15 @@ struct Removed<'a> {
 
 impl Drop for Removed<'_> {
     fn drop(&mut self) {
+        let disk = Path::new("/sys/block").join(&self.node[5..]);
         until(PATIENCE, || {
+            // Where a test failed its server was killed, and has left it bound.
+            let file = std::fs::read_to_string(disk.join("loop/backing_file")).unwrap_or_default();
+            if Path::new(&file).starts_with(self.sandbox.path("")) {
+                let _ = self.sandbox.run(&["losetup", "--detach", &self.node]);
+            }
             let _ = self.sandbox.run(&["losetup", "--remove", &self.node]);
-            (!Path::new("/sys/block").join(&self.node[5..]).exists()).then_some(())
+            (!disk.exists()).then_some(())
         });
     }
 }
