@@ -9,7 +9,7 @@
 //! of its requests is moving.
 
 use crate::device::{self, Device, DeviceError, Held, Mounted};
-use crate::slow::InFlightList;
+use crate::slow::OfQueue;
 use block::Request;
 use exports::nbd::DeviceFacts;
 use exports::{Fronts, Turn};
@@ -66,7 +66,7 @@ enum Mail {
     /// Have the device's queues listened to by whoever traces it, or by nobody; answer when that is so.
     Listen(Arc<Device>, oneshot::Sender<()>),
     /// Answer what is under way of the device.
-    UnderWay(Arc<Device>, oneshot::Sender<InFlightList>),
+    UnderWay(Arc<Device>, oneshot::Sender<Vec<OfQueue>>),
     /// Let the nodes of a queue look at what was brought to them.
     Nudge(QueueId),
     /// Answer how many kernel buffers the ring has left.
@@ -176,7 +176,7 @@ impl Reactor {
     }
 
     /// What is under way of the device on this thread.
-    pub(crate) fn under_way(&self, device: Arc<Device>) -> oneshot::Receiver<InFlightList> {
+    pub(crate) fn under_way(&self, device: Arc<Device>) -> oneshot::Receiver<Vec<OfQueue>> {
         let (answer, is_there) = oneshot::channel();
         self.post(Mail::UnderWay(device, answer));
         is_there

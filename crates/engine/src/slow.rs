@@ -18,9 +18,9 @@ use tokio::sync::Notify;
 /// Lines of one device in a second.
 const LINES_MAX: u32 = 10;
 const SECOND_NS: u64 = 1_000_000_000;
-/// Requests that one queue tells of when it is asked what is under way: all that a host can have there. Pieces of them, which
+/// Requests of one queue that are told of when somebody asks what is under way: all that a host can have there. Pieces of them, which
 /// are younger, come behind.
-pub(crate) const UNDER_WAY_MAX: usize = 4096;
+const UNDER_WAY_MAX: usize = 4096;
 /// How long a reactor may take to say what is under way on it.
 const ANSWER_TIME: Duration = Duration::from_secs(1);
 /// No limit.
@@ -219,19 +219,22 @@ pub struct InFlightList {
     pub silent: Vec<usize>,
 }
 
+/// What is under way in one queue, as its reactor tells it: in no order, and not in words.
+pub(crate) struct OfQueue {
+    /// As `show` numbers it.
+    pub(crate) queue: usize,
+    pub(crate) found: Vec<UnderWay>,
+}
+
 impl InFlightList {
-    pub(crate) fn add(
-        &mut self,
-        device: &Device,
-        queue: usize,
-        reactor: usize,
-        (found, all): (Vec<UnderWay>, usize),
-    ) {
-        let nodes = device.nodes();
-        self.more += all - found.len();
+    fn add(&mut self, device: &str, nodes: &[(u8, &'static str)], reactor: usize, of_it: OfQueue) {
+        let OfQueue { queue, mut found } = of_it;
+        found.sort_by_key(|request| std::cmp::Reverse(request.age_ns));
+        self.more += found.len().saturating_sub(UNDER_WAY_MAX);
+        found.truncate(UNDER_WAY_MAX);
         self.requests.extend(found.into_iter().map(|request| {
             InFlight {
-                device: device.name().to_string(),
+                device: device.to_owned(),
                 queue,
                 reactor,
                 tag: request.tag.0,
@@ -239,7 +242,7 @@ impl InFlightList {
                 op: request.req.op.name().to_owned(),
                 sector: request.req.offset.0 >> 9,
                 bytes: request.req.len.0,
-                node: request.node.map(|node| name_of(&nodes, node)),
+                node: request.node.map(|node| name_of(nodes, node)),
                 state: match request.standing {
                     Standing::Waiting => "waiting",
                     Standing::Held => "held",
@@ -257,12 +260,12 @@ impl Host {
     pub async fn in_flight(&self, device: &Arc<Device>) -> InFlightList {
         let asked: Vec<_> = self.reactors().iter().map(|reactor| reactor.under_way(device.clone())).collect();
         let mut list = InFlightList::default();
+        let (name, nodes) = (device.name(), device.nodes());
         let until = tokio::time::Instant::now() + ANSWER_TIME;
         for (number, answer) in asked.into_iter().enumerate() {
             match tokio::time::timeout_at(until, answer).await {
-                Ok(Ok(of_it)) => {
-                    list.requests.extend(of_it.requests);
-                    list.more += of_it.more;
+                Ok(Ok(queues)) => {
+                    queues.into_iter().for_each(|of_it| list.add(&name.to_string(), &nodes, number, of_it));
                 }
                 // A reactor that is gone has none.
                 Ok(Err(_)) => {}
@@ -285,6 +288,7 @@ impl Host {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use block::{Bytes, Op, Request, Tag};
 
     #[test]
     fn more_lines_than_a_second_has_room_for_are_counted() {
@@ -303,5 +307,27 @@ mod tests {
         assert_eq!(log.describe().as_deref(), Some("20ms or longer: 40 so far"));
         log.set(None);
         assert_eq!((log.limit_ns(), log.describe()), (None, None));
+    }
+
+    #[test]
+    fn the_oldest_of_each_queue_come_first_and_the_youngest_are_counted() {
+        let under_way = |tag: u16| UnderWay {
+            tag: Tag(tag),
+            parent: (tag == 1).then_some(Tag(7)),
+            req: Request::new(Op::Write, Bytes(4096), Bytes(512)),
+            standing: Standing::Parked,
+            node: Some(NodeId(2)),
+            age_ns: tag.into(),
+        };
+        let mut list = InFlightList::default();
+        let found = (0..UNDER_WAY_MAX as u16 + 3).map(under_way).collect();
+        list.add("disk", &[(0, "split"), (1, "?"), (2, "file")], 1, OfQueue { queue: 3, found });
+        list.add("disk", &[(0, "null")], 0, OfQueue { queue: 0, found: vec![under_way(1)] });
+        let (first, last) = (&list.requests[0], &list.requests[UNDER_WAY_MAX]);
+        assert_eq!((list.requests.len(), list.more), (UNDER_WAY_MAX + 1, 3));
+        assert_eq!((first.age_ns, list.requests[UNDER_WAY_MAX - 1].age_ns), (4098, 3));
+        assert_eq!((first.queue, first.reactor, first.node.as_deref()), (3, 1, Some("file:2")));
+        assert_eq!((first.op.as_str(), first.sector, first.state.as_str()), ("write", 8, "parked"));
+        assert_eq!((last.parent, last.queue, last.node.as_deref()), (Some(7), 0, Some("?:2")));
     }
 }

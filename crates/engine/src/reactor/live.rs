@@ -8,7 +8,7 @@
 
 use super::{Hosted, Mail, State};
 use crate::device::{Device, DeviceError, Held, Mounted};
-use crate::slow::{self, InFlightList, UNDER_WAY_MAX};
+use crate::slow::{self, OfQueue};
 use exports::nbd::DeviceFacts;
 use queue::{Nanos, Queue, Ring, Stack};
 use ring::KernelRing;
@@ -149,16 +149,16 @@ impl State {
         }
     }
 
-    /// What is under way of a device.
-    pub(super) fn under_way(&mut self, device: &Arc<Device>) -> InFlightList {
+    /// What is under way of a device, by queue. In words it is put elsewhere: there may be thousands, and others wait.
+    pub(super) fn under_way(&mut self, device: &Arc<Device>) -> Vec<OfQueue> {
         let now = self.ring.now();
-        let mut list = InFlightList::default();
-        for position in self.positions(device) {
+        let positions = self.positions(device);
+        let of_queue = |position: usize| {
             let hosted = &self.hosted[position];
-            let found = self.queues.get_mut(hosted.lane.queue).under_way(now, UNDER_WAY_MAX);
-            list.add(device, hosted.shown_as(), self.number, found);
-        }
-        list
+            let found = self.queues.get_mut(hosted.lane.queue).under_way(now);
+            OfQueue { queue: hosted.shown_as(), found }
+        };
+        positions.map(of_queue).collect()
     }
 }
 

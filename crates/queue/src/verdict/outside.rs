@@ -149,9 +149,10 @@ impl<R: Ring> Queue<R> {
         missed
     }
 
-    /// Requests that are under way, oldest first, at most `limit` of them, and how many there are. Scans all slots.
-    pub fn under_way(&self, now: Nanos, limit: usize) -> (Vec<UnderWay>, usize) {
-        let mut all: Vec<UnderWay> = Vec::new();
+    /// Requests that are under way, in the order of their tags. Scans all slots, and allocates once.
+    pub fn under_way(&self, now: Nanos) -> Vec<UnderWay> {
+        let count = self.slots.iter().filter(|slot| slot.state != State::Free).count();
+        let mut all: Vec<UnderWay> = Vec::with_capacity(count);
         for (index, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.state != State::Free) {
             let tag = Tag(index as u16);
             // Where it waits for a thaw it has been handed to no node.
@@ -172,9 +173,6 @@ impl<R: Ring> Queue<R> {
                 age_ns: now.since(slot.start),
             });
         }
-        let count = all.len();
-        all.sort_by_key(|request| std::cmp::Reverse(request.age_ns));
-        all.truncate(limit);
-        (all, count)
+        all
     }
 }
