@@ -112,6 +112,18 @@ impl Memory {
 /// whoever removes a disk, and whoever else its thread serves, need not wait.
 const AT_ONCE_MAX: usize = 8 << 20;
 
+/// Let this thread run where the process's first one may. Who let go of a memory last may be an I/O thread that keeps to one
+/// CPU, and would share that with it. What is refused is no harm.
+fn leave_cpu() {
+    // SAFETY: a set is a plain array of bits, for which zeroes are a value, and as long as is said. Zero is this thread.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        if libc::sched_getaffinity(libc::getpid(), size_of_val(&set), &raw mut set) == 0 {
+            libc::sched_setaffinity(0, size_of_val(&set), &raw const set);
+        }
+    }
+}
+
 /// A mapping that is to go.
 struct Mapping {
     base: NonNull<u8>,
@@ -133,7 +145,45 @@ impl Drop for Memory {
         let mapping = Mapping { base: self.base, len: self.len };
         if self.len > AT_ONCE_MAX {
             // Where there can be no thread, what it would have run is dropped here, and the mapping with it.
-            let _ = std::thread::Builder::new().name("give-back".to_owned()).spawn(move || drop(mapping));
+            let _ = std::thread::Builder::new().name("give-back".to_owned()).spawn(move || {
+                leave_cpu();
+                drop(mapping);
+            });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cpus() -> Vec<usize> {
+        // SAFETY: it is a plain array of bits, and the call fills in one of that length.
+        unsafe {
+            let mut set: libc::cpu_set_t = std::mem::zeroed();
+            libc::sched_getaffinity(0, size_of_val(&set), &raw mut set);
+            (0..libc::CPU_SETSIZE as usize).filter(|cpu| libc::CPU_ISSET(*cpu, &set)).collect()
+        }
+    }
+
+    #[test]
+    fn a_thread_that_gives_memory_back_is_not_kept_to_the_cpu_of_another() {
+        let before = cpus();
+        let first = before[0];
+        let kept = std::thread::spawn(move || {
+            // SAFETY: it is a plain array of bits, as long as is said, with one of those that this thread has.
+            unsafe {
+                let mut one: libc::cpu_set_t = std::mem::zeroed();
+                libc::CPU_SET(first, &mut one);
+                libc::sched_setaffinity(0, size_of_val(&one), &raw const one);
+            }
+            assert_eq!(cpus(), [first]);
+            let giving_back = std::thread::spawn(|| {
+                leave_cpu();
+                cpus()
+            });
+            giving_back.join().expect("it ends")
+        });
+        assert_eq!(kept.join().expect("it ends"), before);
     }
 }
