@@ -34,9 +34,8 @@ fn blocks(text: &str) -> impl Iterator<Item = &str> {
         if rest.is_empty() {
             return None;
         }
-        let end = rest.match_indices('\n').map(|(at, _)| at + 1);
-        let end =
-            end.filter(|at| rest[*at..].trim_start_matches([' ', '\t']).starts_with('[')).find(|at| *at > 0);
+        let mut begins = rest.match_indices('\n').map(|(at, _)| at + 1);
+        let end = begins.find(|at| rest[*at..].trim_start_matches([' ', '\t']).starts_with('['));
         let (block, after) = rest.split_at(end.unwrap_or(rest.len()));
         rest = after;
         Some(block)
