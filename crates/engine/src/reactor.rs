@@ -70,7 +70,7 @@ enum Mail {
     /// Let the nodes of a queue look at what was brought to them.
     Nudge(QueueId),
     /// Answer how many kernel buffers the ring has left.
-    KernelBuffers(oneshot::Sender<u16>),
+    KernelBuffers(oneshot::Sender<Vec<u16>>),
     /// Answer: a turn has begun, and whether no request is on its way between a queue and the ublk driver.
     Turned(oneshot::Sender<bool>),
     Stop,
@@ -129,8 +129,8 @@ impl Reactor {
         is_done
     }
 
-    /// How many places for the memory of a driver's requests its ring has left, next to each other.
-    pub(crate) fn kernel_buffers_left(&self) -> oneshot::Receiver<u16> {
+    /// How many places for the memory of a driver's requests its ring has left, in each stretch.
+    pub(crate) fn kernel_buffers_left(&self) -> oneshot::Receiver<Vec<u16>> {
         let (answer, is_there) = oneshot::channel();
         self.post(Mail::KernelBuffers(answer));
         is_there

@@ -339,11 +339,12 @@ impl KernelRing {
         }
     }
 
-    /// How many there are still to be had in one region.
-    pub fn kernel_buffers_left(&self) -> u16 {
+    /// How many there are still to be had: of each stretch from which a region can be taken, in that order. A region is taken
+    /// from the first that has as many.
+    pub fn kernel_buffers_left(&self) -> Vec<u16> {
         match &*self.engine {
             Engine::Uring(uring) => uring.kernel_buffers_left(),
-            Engine::Epoll(_) => 0,
+            Engine::Epoll(_) => Vec::new(),
         }
     }
 

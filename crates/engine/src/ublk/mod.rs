@@ -203,7 +203,7 @@ impl Host {
         let room = self.room_of(threads).await;
         blocking(move || {
             let offered = driver()?.features()?;
-            plan_for(&device, &spec, threads, room, offered).map(drop)
+            plan_for(&device, &spec, threads, &room, offered).map(drop)
         })
         .await?
     }
@@ -213,11 +213,12 @@ impl Host {
         if device.is_single() { 1 } else { self.reactors().len() as u16 }
     }
 
-    /// How many tags each of the first threads can still register the memory of.
-    async fn room_of(&self, threads: u16) -> u16 {
-        let mut room = u16::MAX;
+    /// How many tags each of the first threads can still register the memory of, in each stretch of its table. Exports are made
+    /// one after the other, so nobody takes of that before the one that is being made.
+    async fn room_of(&self, threads: u16) -> Vec<Vec<u16>> {
+        let mut room = Vec::new();
         for reactor in &self.reactors()[..threads.into()] {
-            room = room.min(reactor.kernel_buffers_left().await.unwrap_or(0));
+            room.push(reactor.kernel_buffers_left().await.unwrap_or_default());
         }
         room
     }
@@ -235,7 +236,7 @@ impl Host {
             let room = self.room_of(threads).await;
             blocking(move || {
                 let offered = driver.features()?;
-                plan_for(&device, &spec, threads, room, offered)
+                plan_for(&device, &spec, threads, &room, offered)
             })
             .await??
         };
@@ -505,7 +506,7 @@ fn plan_for(
     device: &Device,
     spec: &UblkSpec,
     threads: u16,
-    room: u16,
+    room: &[Vec<u16>],
     offered: Option<Features>,
 ) -> Result<Plan, UblkError> {
     let profile = device.profile();

@@ -37,8 +37,8 @@ pub(super) struct Stands<'a> {
     pub(super) integrity: Option<Integrity>,
     /// A layer leaves out what is kept below it.
     pub(super) hides_integrity: bool,
-    /// How many tags each thread has room to register the memory of.
-    pub(super) room: u16,
+    /// How many tags each thread has room to register the memory of, in each stretch.
+    pub(super) room: &'a [Vec<u16>],
 }
 
 /// What is going to be asked of the driver, and why.
@@ -73,14 +73,14 @@ impl Plan {
         let zoned = profile.limits.features.has(block::Features::ZONED);
         let depth = spec.depth.unwrap_or(depth).min(::ublk::QUEUE_DEPTH_MAX - 1);
         let queues = spec.queues.unwrap_or(threads);
-        let tags_of_one = u32::from(depth) * u32::from(queues.div_ceil(threads.max(1)));
+        let places = places(queues, depth, threads.max(1).into(), spec.per_io_daemon);
         let at = Circumstances {
             offered: has,
             unprivileged: spec.unprivileged,
             zoned,
             opaque: profile.opaque,
             in_place: answers_at_once(profile),
-            has_room: tags_of_one <= u32::from(stack.room),
+            has_room: has_room(&places, stack.room),
         };
         let choice = match spec.mode {
             Some(mode) => {
@@ -312,6 +312,17 @@ pub(super) fn places(queues: u16, depth: u16, reactors: usize, spread: bool) -> 
     all
 }
 
+/// Whether each place finds room next to each other for its tags, as they are taken: one place after the other, from the first
+/// stretch of its reactor that has as much.
+fn has_room(places: &[Place], room: &[Vec<u16>]) -> bool {
+    let mut room = room.to_vec();
+    places.iter().all(|place| {
+        let stretches = room.get_mut(place.reactor).into_iter().flatten();
+        let fits = stretches.into_iter().find(|stretch| **stretch >= place.tags);
+        fits.map(|stretch| *stretch -= place.tags).is_some()
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -335,8 +346,9 @@ mod tests {
     }
 
     fn plan(text: &str, survives: bool, offered: Option<Features>) -> Result<Plan, UblkError> {
+        let room = [vec![u16::MAX], vec![u16::MAX]];
         let stack =
-            Stands { profile: &profile(), survives, integrity: None, hides_integrity: false, room: u16::MAX };
+            Stands { profile: &profile(), survives, integrity: None, hides_integrity: false, room: &room };
         Plan::new(&text.parse().unwrap(), &stack, 128, 2, offered)
     }
 
@@ -358,14 +370,32 @@ mod tests {
 
     #[test]
     fn a_device_whose_tags_find_no_room_to_be_registered_has_its_data_copied() {
-        let with = |text: &str, room| {
-            let stack =
-                Stands { profile: &profile(), survives: true, integrity: None, hides_integrity: false, room };
+        let with = |text: &str, room: &[&[u16]]| {
+            let room: Vec<Vec<u16>> = room.iter().map(|stretches| stretches.to_vec()).collect();
+            let stack = Stands {
+                profile: &profile(),
+                survives: true,
+                integrity: None,
+                hides_integrity: false,
+                room: &room,
+            };
             Plan::new(&text.parse().unwrap(), &stack, 128, 2, Some(Features::KNOWN)).unwrap().choice.mode
         };
-        assert_eq!((with("", 128), with("", 127)), (DataMode::AutoZeroCopy, DataMode::Copy));
-        assert_eq!((with("queues=4", 256), with("queues=3", 255)), (DataMode::AutoZeroCopy, DataMode::Copy));
-        assert_eq!(with("mode=zero-copy", 0), DataMode::ZeroCopy, "who asks for it is told why it cannot be");
+        let (yes, no) = (DataMode::AutoZeroCopy, DataMode::Copy);
+        assert_eq!((with("", &[&[128], &[128]]), with("", &[&[128], &[127]])), (yes, no));
+        // The first of two threads has two of three queues, each with a region of its own.
+        assert_eq!((with("queues=3", &[&[256], &[128]]), with("queues=3", &[&[255], &[255]])), (yes, no));
+        assert_eq!(with("queues=3", &[&[100, 128, 130], &[128]]), yes);
+        assert_eq!(with("queues=3", &[&[127, 129], &[128]]), no);
+        // A thread registers its share of the tags only.
+        assert_eq!(with("queues=1,per-io-daemon", &[&[64], &[64]]), yes);
+        assert_eq!(with("queues=2,per-io-daemon", &[&[127], &[128]]), no);
+        assert_eq!(with("", &[&[]]), no, "a thread that is gone has none");
+        assert_eq!(
+            with("mode=zero-copy", &[&[], &[]]),
+            DataMode::ZeroCopy,
+            "who asks for it is told why it cannot be"
+        );
     }
 
     #[test]
@@ -392,13 +422,8 @@ mod tests {
         assert!(error("shmem=/dev/shm/x", true, old).contains("lacks SHMEM_ZC"));
         let looks = Profile { opaque: false, ..profile() };
         let spec = "shmem=/dev/shm/x".parse().unwrap();
-        let stack = Stands {
-            profile: &looks,
-            survives: true,
-            integrity: None,
-            hides_integrity: false,
-            room: u16::MAX,
-        };
+        let stack =
+            Stands { profile: &looks, survives: true, integrity: None, hides_integrity: false, room: &[] };
         let refused = Plan::new(&spec, &stack, 128, 2, all).err().unwrap().to_string();
         assert!(refused.contains("the stack looks at data"), "{refused}");
     }

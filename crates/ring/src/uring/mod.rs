@@ -285,8 +285,8 @@ impl Uring {
         Ok((core.memory.add_kernel(first, count)?, first))
     }
 
-    pub(crate) fn kernel_buffers_left(&self) -> u16 {
-        self.table.longest()
+    pub(crate) fn kernel_buffers_left(&self) -> Vec<u16> {
+        self.table.stretches()
     }
 
     pub(crate) fn remove_kernel_buffers(&mut self, core: &mut Core, region: Region) {

@@ -36,9 +36,10 @@ impl Table {
         Ok(first)
     }
 
-    /// How many entries next to each other there are to be had. A kernel without such a table shows when they are taken.
-    pub(super) fn longest(&self) -> u16 {
-        if self.made { self.free.iter().map(|free| free.1).max().unwrap_or(0) } else { ENTRIES }
+    /// How many entries next to each other there are to be had, in each stretch, in the order in which they are taken. A kernel
+    /// without such a table shows when they are.
+    pub(super) fn stretches(&self) -> Vec<u16> {
+        if self.made { self.free.iter().map(|free| free.1).collect() } else { vec![ENTRIES] }
     }
 
     /// Give back what [`take`](Table::take) gave. The entries are empty.
@@ -64,14 +65,14 @@ mod tests {
         for (first, count) in [(10, 10), (0, 10), (20, 10)] {
             table.give_back(first, count);
         }
-        assert_eq!((&table.free[..], table.longest()), (&[(0, 40)][..], 40));
+        assert_eq!((&table.free[..], table.stretches()), (&[(0, 40)][..], vec![40]));
     }
 
     #[test]
     fn what_can_be_had_lies_next_to_each_other() {
-        assert_eq!(Table::default().longest(), ENTRIES);
+        assert_eq!(Table::default().stretches(), [ENTRIES]);
         let table = Table { made: true, free: vec![(0, 3), (10, 7), (30, 5)] };
-        assert_eq!(table.longest(), 7);
-        assert_eq!(Table { made: true, free: Vec::new() }.longest(), 0);
+        assert_eq!(table.stretches(), [3, 7, 5]);
+        assert_eq!(Table { made: true, free: Vec::new() }.stretches(), [0; 0]);
     }
 }
