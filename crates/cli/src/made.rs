@@ -9,6 +9,8 @@ use std::path::Path;
 pub(crate) struct Made {
     folder: std::path::PathBuf,
     words: Words,
+    /// The file in the place of the one that the words name.
+    file: Option<std::path::PathBuf>,
     /// What the words of a topology say.
     topology: Option<Topology>,
     supervised: bool,
@@ -25,6 +27,7 @@ impl Made {
         Made {
             folder: here(),
             words: Words::Line(line.collect()),
+            file: None,
             topology: None,
             supervised,
             waits: None,
@@ -42,6 +45,7 @@ impl Made {
         Made {
             folder: here(),
             words: Words::Topology { text, file },
+            file: None,
             topology,
             supervised: false,
             waits: None,
@@ -51,8 +55,8 @@ impl Made {
 
     /// By what another process wrote down before it died.
     pub(crate) fn by_record(record: &Record, supervised: bool) -> Made {
-        let Record { folder, words, number, page, .. } = record.clone();
-        Made { folder, words, topology: None, supervised, waits: Some(number), page }
+        let Record { folder, words, file, number, page, .. } = record.clone();
+        Made { folder, words, file, topology: None, supervised, waits: Some(number), page }
     }
 
     /// Whether a device waits for this process.
@@ -75,6 +79,7 @@ impl Made {
         };
         let mut record = Record::new(name, self.folder.clone(), words, self.supervised);
         record.page.clone_from(&self.page);
+        record.file.clone_from(&self.file);
         Some((run.clone(), record))
     }
 }

@@ -73,6 +73,9 @@ fn topology_of(record: &Record) -> Result<Topology, Failure> {
     // An image that is written to is not recovered, so this one was raw: whoever wrote the header of an image to the
     // device meanwhile does not decide what it is now.
     for device in &mut topology.devices {
+        if let (StackSpec::File(file), Some(other)) = (&mut device.stack, &record.file) {
+            file.path.clone_from(other);
+        }
         let over_an_overlay = device.layers.iter().any(|layer| matches!(layer, LayerSpec::Cow(_)));
         if let StackSpec::File(file) = &mut device.stack
             && !file.ro
@@ -233,5 +236,18 @@ mod tests {
         assert_eq!(table.base, Path::new("/elsewhere"));
         let ExportKind::Nbd { address, .. } = &topology.exports[0].kind else { panic!("it is NBD") };
         assert_eq!(address.to_string(), format!("unix:{}", here.join("d.sock").display()));
+    }
+
+    #[test]
+    fn a_file_that_took_the_place_of_the_first_is_served_with_all_that_was_said_of_that() {
+        let file = "/srv/d.toml".into();
+        let text = "[device.disk]\nstack = \"file:a.img,ro,offset=512\"\n[[export]]\ndevice = \"disk\"\nublk = \"\"\n";
+        let line = ["serve", "file:a.img,ro,offset=512", "--ublk"].map(str::to_owned);
+        for words in [Words::Line(line.into()), Words::Topology { text: text.to_owned(), file }] {
+            let mut record = Record::new("disk", "/srv".into(), words, false);
+            record.file = Some("/other/b.img".into());
+            let topology = topology_of(&record).expect("it makes sense");
+            assert_eq!(topology.devices[0].stack.to_string(), "file:/other/b.img,offset=512,ro");
+        }
     }
 }

@@ -150,10 +150,12 @@ impl Host {
     ///
     /// # Errors
     /// [`HostError::NoDevice`], [`HostError::Change`], and what the file or an I/O thread refuses: it is served as
-    /// before then. When an export could not be told of a new size, the size is changed nevertheless.
+    /// before then. When an export could not be told of a new size, the size is changed nevertheless; and when the kernel
+    /// does not drop what it has cached of the first file, the other one is in its place nevertheless
+    /// ([`HostError::Cached`]).
     pub async fn change(&self, name: &str, change: Change) -> Result<(), HostError> {
         let device = self.device(name).ok_or(HostError::NoDevice)?;
-        let _turn = device.turn.lock().await;
+        let turn = device.turn.lock().await;
         // It may have been removed meanwhile.
         if !self.device(name).is_some_and(|now| Arc::ptr_eq(&now, &device)) {
             return Err(HostError::NoDevice);
@@ -173,7 +175,18 @@ impl Host {
             change,
             Change::Scheduler(_) | Change::Parameter { .. } | Change::Limits { .. } | Change::Slow(_)
         );
+        let file = if let Change::File(path) = &change { Some(path.clone()) } else { None };
+        let may_free = file.is_some() || change == Change::Resume;
         self.carry_out(&device, name, change).await?;
+        if let Some(file) = file {
+            // Whatever stands on it holds something else, too.
+            Host::hold_something_else(&tower);
+            for export in self.exports_of(&device) {
+                if let Err(error) = export.refiled(&file) {
+                    tracing::error!(device = %device.name(), %error, "recover would bring the file before");
+                }
+            }
+        }
         if is_of_layers {
             for export in self.exports_of(&device) {
                 if let Err(error) = export.relayered(&device) {
@@ -181,7 +194,9 @@ impl Host {
                 }
             }
         }
-        Ok(())
+        drop(turns);
+        drop(turn);
+        if may_free { self.drop_stale(&tower).await } else { Ok(()) }
     }
 
     /// Whose turn it is has been seen to.
@@ -198,14 +213,7 @@ impl Host {
                     return Err(ChangeError::ManyFiles(files).into());
                 }
                 let file = Box::new(move |file: &Arc<backends::File>| file.replaced(path.clone()));
-                self.remake(device, Remake { file, tables: Tables::Others }).await?;
-                // Whatever stands on it holds something else, too.
-                for above in self.tower(device) {
-                    for export in self.exports_of(&above) {
-                        export.replaced().await?;
-                    }
-                }
-                Ok(())
+                self.remake(device, Remake { file, tables: Tables::Others }).await
             }
             Change::BadBlocks(change) => {
                 let form = device.form();

@@ -153,6 +153,8 @@ pub struct Device {
     suspended: AtomicBool,
     /// A thread reads its partition table, to tell of it.
     pub(crate) reads_table: AtomicBool,
+    /// It holds something else than what the kernel may have cached of it.
+    pub(crate) is_cached_wrongly: AtomicBool,
     depth: u16,
     lanes: Mutex<Vec<Arc<Lane>>>,
     /// What queues that are gone have counted.
@@ -187,6 +189,7 @@ impl Device {
             changing: AtomicBool::new(false),
             suspended: AtomicBool::new(false),
             reads_table: AtomicBool::new(false),
+            is_cached_wrongly: AtomicBool::new(false),
             depth: config.depth,
             lanes: Mutex::default(),
             past: Mutex::default(),

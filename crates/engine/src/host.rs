@@ -1,6 +1,7 @@
 //! A process's reactors, devices and listeners, and their life: what is made in which order, and how it
 //! ends without losing anything.
 
+use crate::cached::CacheError;
 use crate::change::ChangeError;
 use crate::control::{BoxFuture, ExportInfo};
 use crate::device::{Device, DeviceConfig, DeviceError};
@@ -98,6 +99,9 @@ pub enum HostError {
     /// It cannot be shown as a file, or not be taken away.
     #[error(transparent)]
     Fuse(#[from] FuseError),
+    /// What the kernel has cached of what it held before.
+    #[error(transparent)]
+    Cached(#[from] CacheError),
     /// It cannot be shown as a loop device, or not be taken away.
     #[error(transparent)]
     Loop(#[from] LoopError),
@@ -154,7 +158,8 @@ pub(crate) trait Export: Send + Sync {
         Box::pin(async { Ok(()) })
     }
 
-    /// All that the device holds is something else from now on: what the kernel has cached of it is to go.
+    /// All that the device holds is something else from now on: what the kernel has cached of it is to go. May wait for
+    /// I/O on the device, for a bounded time.
     fn replaced(&self) -> BoxFuture<'_, Result<(), HostError>> {
         Box::pin(async { Ok(()) })
     }
@@ -168,6 +173,12 @@ pub(crate) trait Export: Send + Sync {
     /// The device has that table from now on: whoever takes it over needs to know.
     fn retabled(&self, table: &TableSpec) -> Result<(), HostError> {
         let _ = table;
+        Ok(())
+    }
+
+    /// That file is in the place of its first from now on: whoever takes it over needs to know.
+    fn refiled(&self, file: &Path) -> Result<(), HostError> {
+        let _ = file;
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cached;
 pub mod change;
 pub mod chores;
 pub mod commit;

@@ -265,13 +265,46 @@ pub fn set_capacity(number: u32) -> Result<(), LoopError> {
     sys::call(device.as_fd(), sys::LOOP_SET_CAPACITY, 0).map(drop).map_err(failed)
 }
 
-/// Drop what the kernel has cached of a block device of any driver, writing first what is not written.
+/// Drop what the kernel has cached of a block device of any driver and of its partitions, each of which has a cache of its
+/// own, writing first what is not written.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The first that the kernel refuses, when all were tried.
 pub fn flush_cache(node: &Path) -> io::Result<()> {
+    let drop_of = |node: &Path| -> io::Result<()> {
+        let device = open(node, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        sys::call(device.as_fd(), sys::BLKFLSBUF, 0).map(drop)
+    };
+    let mut result = drop_of(node);
+    for part in partitions(node) {
+        match drop_of(&part) {
+            // It went meanwhile, or this /dev does not have it.
+            Err(why) if matches!(why.raw_os_error(), Some(libc::ENOENT | libc::ENXIO)) => {}
+            other => result = result.and(other),
+        }
+    }
+    result
+}
+
+/// Have the kernel read the partition table of a block device of any driver again. One that it looks for no partitions on
+/// needs nothing.
+///
+/// # Errors
+/// What the kernel refuses: `EBUSY` while a partition is in use.
+pub fn reread_partitions(node: &Path) -> io::Result<()> {
     let device = open(node, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    sys::call(device.as_fd(), sys::BLKFLSBUF, 0).map(drop)
+    match sys::call(device.as_fd(), sys::BLKRRPART, 0) {
+        Err(why) if why.raw_os_error() != Some(libc::EINVAL) => Err(why),
+        _ => Ok(()),
+    }
+}
+
+/// The nodes of a block device's partitions.
+fn partitions(node: &Path) -> Vec<PathBuf> {
+    let Some(name) = node.file_name() else { return Vec::new() };
+    let entries = std::fs::read_dir(Path::new("/sys/class/block").join(name)).into_iter().flatten().flatten();
+    let parts = entries.filter(|entry| entry.path().join("partition").exists());
+    parts.map(|entry| node.with_file_name(entry.file_name())).collect()
 }
 
 /// Have the driver forget a device that is free, and its node with it.

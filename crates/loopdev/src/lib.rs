@@ -14,7 +14,7 @@ mod users;
 
 pub use device::{
     Bound, LoopError, Request, attach, backing_file, bound_to, detach, flush_cache, is_available, remove,
-    set_capacity,
+    reread_partitions, set_capacity,
 };
 pub use users::{User, is_used, users};
 

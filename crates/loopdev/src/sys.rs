@@ -18,6 +18,9 @@ pub(crate) const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
 /// `_IO(0x12, 97)`: write what the kernel caches of a block device, and drop it.
 pub(crate) const BLKFLSBUF: libc::c_ulong = 0x1261;
 
+/// `_IO(0x12, 95)`: read the partition table of a block device again.
+pub(crate) const BLKRRPART: libc::c_ulong = 0x125F;
+
 pub(crate) const LO_FLAGS_READ_ONLY: u32 = 1;
 pub(crate) const LO_FLAGS_PARTSCAN: u32 = 8;
 pub(crate) const LO_FLAGS_DIRECT_IO: u32 = 16;

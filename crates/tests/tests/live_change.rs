@@ -9,7 +9,10 @@ use blockyard_tests::tools::{PATIENCE, command, missing, run, skip, until};
 use proto::nbd::CommandFlags;
 use serde_json::Value;
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -190,6 +193,103 @@ fn loop_change_fd_shows_the_other_file_to_who_has_the_loop_device_open() {
     assert!(fs::read(&disk.device).unwrap() == fs::read(&one).unwrap());
     sandbox.run(&["set", "disk", "file=two.img"]).ok();
     assert!(fs::read(&disk.device).unwrap() == other, "what was cached of the first file is still read");
+    // What is held back has nobody to wait for it: it comes with the resume.
+    sandbox.run(&["suspend", "disk"]).ok();
+    sandbox.run(&["set", "disk", "file=one.img"]).ok();
+    sandbox.run(&["resume", "disk"]).ok();
+    assert!(fs::read(&disk.device).unwrap() == fs::read(&one).unwrap(), "and so after a suspension");
+}
+
+#[test]
+fn loop_change_fd_shows_the_other_file_to_who_has_a_partition_open() {
+    if missing_loop() || missing(&["addpart"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let (one, two) = (sandbox.noise("one.img", 1 << 20), sandbox.path("two.img"));
+    let other = noise(79, 1 << 20);
+    fs::write(&two, &other).unwrap();
+    let disk = Loop::serve(&sandbox, "disk", &format!("file:{},ro,partscan", one.display()), &[]);
+    run(&mut command(&["addpart", disk.path(), "1", "1024", "512"])).ok();
+    let part = format!("{}p1", disk.path());
+    let Some(held) = until(PATIENCE, || fs::File::open(&part).ok()) else {
+        return skip(format_args!("nobody makes {part} here"));
+    };
+    let middle = 1 << 19..(1 << 19) + (1 << 18);
+    assert!(fs::read(&part).unwrap() == fs::read(&one).unwrap()[middle.clone()]);
+    sandbox.run(&["set", "disk", "file=two.img"]).ok();
+    assert!(fs::read(&part).unwrap() == other[middle], "a partition has a cache of its own");
+    drop(held);
+}
+
+/// Prints whether a mapped file is that one, and after a line whether it is that other one.
+const MAPPED: &str = "
+import mmap, sys
+file = open(sys.argv[1], 'rb')
+mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+for name in sys.argv[2:]:
+    print(mapped[:] == open(name, 'rb').read(), flush=True)
+    sys.stdin.readline()
+";
+
+#[test]
+fn loop_change_fd_shows_the_other_file_to_who_has_it_mapped() {
+    if missing_loop() || missing(&["python3"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let (one, two) = (sandbox.noise("one.img", 1 << 20), sandbox.path("two.img"));
+    fs::write(&two, noise(80, 1 << 20)).unwrap();
+    let shown = sandbox.path("disk.raw");
+    let stack = format!("file:{},ro", one.display());
+    let words = ["serve", &stack, "--name", "disk", "--fuse", shown.to_str().unwrap()];
+    let mut server = sandbox.start(&mut sandbox.blockyard(&words), 1);
+    let mut reader = Command::new("python3")
+        .args(["-c", MAPPED])
+        .args([&shown, &one, &two])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut lines = BufReader::new(reader.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
+    let first = lines.next();
+    sandbox.run(&["set", "disk", "file=two.img"]).ok();
+    // Twice it waits for a line; then it has none to wait for.
+    reader.stdin.take().expect("a pipe").write_all(b"\n").expect("it reads");
+    let second = lines.next();
+    assert!(reader.wait().expect("it ends").success());
+    assert_eq!([first.as_deref(), second.as_deref()], [Some("True"); 2]);
+    server.terminate();
+}
+
+#[test]
+fn loop_change_fd_waits_for_nobody_who_holds_what_stands_on_it() {
+    if missing_loop() || missing(&["dd"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let (_, two) = (sandbox.noise("one.img", 1 << 20), sandbox.path("two.img"));
+    let mut model = noise(81, 1 << 20);
+    fs::write(&two, &model).unwrap();
+    sandbox.image("cow.img", 4 * MIB);
+    let topology = "[device.base]\nstack = \"file:one.img,ro\"\n\
+                    [device.top]\ntable = \"0 2048 snapshot base cow.img P 16\"\n\
+                    [[export]]\ndevice = \"top\"\nloop = \"\"\n\
+                    [[export]]\ndevice = \"base\"\nnbd = \"unix:y.sock\"\n";
+    let mut server = sandbox.up(topology, 2);
+    let node = server.uri();
+    let held = fs::File::options().read(true).write(true).open(node).expect("it is there");
+    assert_eq!(fs::read(node).unwrap().len(), 1 << 20);
+    sandbox.run(&["suspend", "top"]).ok();
+    // Whole pages that are cached already: it is written behind, and nobody takes it yet.
+    let data = noise(82, 8192);
+    held.write_all_at(&data, 64 << 10).expect("the kernel keeps it");
+    model[64 << 10..][..8192].copy_from_slice(&data);
+    sandbox.run(&["set", "base", "file=two.img"]).ok();
+    sandbox.run(&["resume", "top"]).ok();
+    assert!(fs::read(node).unwrap() == model, "the other file, and what was written over it");
+    drop(held);
+    server.terminate();
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! plane mounts, unmounts, and says who is in the way. It never opens or looks at the file itself: if it did and
 //! the process were killed while it waits for an answer of its own, nobody could answer any more.
 
+use crate::cached::drop_pages;
 use crate::control::{BoxFuture, ExportInfo};
 use crate::device::Device;
 use crate::host::{Export, Host, HostError};
@@ -273,17 +274,28 @@ impl Export for FuseExport {
 
     fn resized(&self, size: Bytes) -> BoxFuture<'_, Result<(), HostError>> {
         self.shared.resized(size.0);
-        self.replaced()
-    }
-
-    fn replaced(&self) -> BoxFuture<'_, Result<(), HostError>> {
         if let Some(device) = self.device.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
             let mut message = [0; proto::fuse::REPLY_LEN_MAX];
-            let len = proto::fuse::put_inval_inode(&mut message);
+            let len = proto::fuse::put_inval_inode(&mut message, false);
             // ENOENT: the kernel knows nothing of the file that could be wrong.
             let _ = rustix::io::write(device, &message[..len]);
         }
         Box::pin(async { Ok(()) })
+    }
+
+    fn replaced(&self) -> BoxFuture<'_, Result<(), HostError>> {
+        let held = self.device.lock().unwrap_or_else(PoisonError::into_inner);
+        let connection = held.as_ref().map(OwnedFd::try_clone).transpose();
+        drop(held);
+        Box::pin(async move {
+            let path = self.mount.path().to_owned();
+            match connection {
+                Ok(Some(connection)) => Ok(drop_pages(connection, path).await?),
+                // It is mounted no longer.
+                Ok(None) => Ok(()),
+                Err(source) => Err(FuseError::Descriptor { path, source }.into()),
+            }
+        })
     }
 }
 

@@ -1,11 +1,12 @@
 //! The process that waits for I/O on files of ours: asked by [`ask`], answering in [`run_helper`].
 
 use super::LoopError;
+use crate::cached;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 /// The hidden word of the command line that starts it.
-const WORD: &str = "loop-device";
+pub(crate) const WORD: &str = "loop-device";
 
 /// Its exit status when somebody uses the device.
 const IN_USE: u8 = 3;
@@ -19,8 +20,6 @@ pub(super) enum Task {
     Detach { number: u32, file: PathBuf, force: bool },
     /// Take the file's size anew.
     SetCapacity(u32),
-    /// Drop what the kernel has cached of this node.
-    FlushCache(PathBuf),
 }
 
 impl Task {
@@ -41,7 +40,6 @@ impl Task {
                 force.to_string().into(),
             ],
             Task::SetCapacity(number) => vec!["set-capacity".into(), number.to_string().into()],
-            Task::FlushCache(node) => vec!["flush-cache".into(), node.clone().into_os_string()],
         }
     }
 }
@@ -119,15 +117,8 @@ pub fn run_helper(words: &[String]) -> Result<String, Refusal> {
             loopdev::set_capacity(number(which)?)?;
             Ok(String::new())
         }
-        ["flush-cache", node] => match loopdev::flush_cache(node.as_ref()) {
-            Ok(()) => Ok(String::new()),
-            Err(why) => Err(Refusal {
-                why: format!(
-                    "{node}: what the kernel has cached of it cannot be dropped: {why} (attach it anew)"
-                ),
-                status: 1,
-            }),
-        },
+        [cached::BLOCKS, node] => cached::blocks(node),
+        [cached::PAGES] => cached::pages(),
         _ => Err(Refusal {
             why: "this is how the program starts itself, and nothing to type".to_owned(),
             status: 2,

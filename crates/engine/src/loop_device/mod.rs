@@ -9,16 +9,18 @@
 mod helper;
 mod stale;
 
+pub(crate) use helper::WORD;
 pub use helper::{Refusal, run_helper};
 pub use stale::{clear_stale, dead_files, is_left_behind};
 
+use crate::cached::drop_blocks;
 use crate::control::{BoxFuture, ExportInfo};
 use crate::device::Device;
 use crate::fuse::{FuseError, FuseExport};
 use crate::host::{Export, Host, HostError};
 use crate::spec::{Bytes, FuseSpec, LoopSpec};
 use helper::Task;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -43,12 +45,6 @@ pub enum LoopError {
 /// Whether this process may make loop devices over files of its own.
 pub fn loop_available() -> bool {
     rustix::process::geteuid().is_root() && Path::new(fuse::DEVICE).exists() && loopdev::is_available()
-}
-
-/// Have the kernel drop what it has cached of a block device that is ours to serve: what lies there is something else now.
-pub(crate) async fn flush_cache(node: PathBuf) -> Result<(), LoopError> {
-    let asked = tokio::task::spawn_blocking(move || helper::ask(&Task::FlushCache(node))).await;
-    asked.map_err(|why| LoopError::Helper(why.to_string()))?.map(drop)
 }
 
 /// A device that is shown as a loop device.
@@ -143,7 +139,7 @@ impl Export for LoopExport {
     fn replaced(&self) -> BoxFuture<'_, Result<(), HostError>> {
         Box::pin(async move {
             self.file.replaced().await?;
-            Ok(flush_cache(self.address().into()).await?)
+            Ok(drop_blocks(self.address()).await?)
         })
     }
 }

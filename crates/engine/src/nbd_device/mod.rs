@@ -20,10 +20,10 @@ mod netlink;
 #[cfg(test)]
 mod tests;
 
+use crate::cached::drop_blocks;
 use crate::control::{BoxFuture, ExportInfo};
 use crate::device::Device;
 use crate::host::{Export, Host, HostError};
-use crate::loop_device::flush_cache;
 use crate::nbd::{adoption, info_of};
 use crate::spec::{Bytes, NbdDeviceSpec, format_time};
 use driver::{Connect, Driver, Facts, Kernel, Reconfigure};
@@ -562,6 +562,6 @@ impl Export for NbdDevice {
     }
 
     fn replaced(&self) -> BoxFuture<'_, Result<(), HostError>> {
-        Box::pin(async move { Ok(flush_cache(self.0.path().into()).await?) })
+        Box::pin(async move { Ok(drop_blocks(self.0.path()).await?) })
     }
 }

@@ -35,7 +35,7 @@ use exports::ublk::{Choice, LaneShared};
 use plan::Plan;
 use shown::Shown;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -577,6 +577,14 @@ impl UblkExport {
     fn retable(&self, table: &TableSpec) -> Result<(), UblkError> {
         if let Some((run, record)) = &mut *self.record() {
             *record = record.with_table(run, table)?;
+        }
+        Ok(())
+    }
+
+    /// Who takes it over goes on with that file.
+    fn refile(&self, file: &Path) -> Result<(), UblkError> {
+        if let Some((run, record)) = &mut *self.record() {
+            *record = record.with_file(run, file)?;
         }
         Ok(())
     }

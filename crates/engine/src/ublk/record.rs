@@ -107,6 +107,9 @@ pub struct Record {
     pub folder: PathBuf,
     /// What it was told.
     pub words: Words,
+    /// The file in the place of the one that the words name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<PathBuf>,
     /// The page of that process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page: Option<KeptPage>,
@@ -115,8 +118,18 @@ pub struct Record {
 impl Record {
     /// For a device that is yet to be made.
     pub fn new(name: &str, folder: PathBuf, words: Words, supervised: bool) -> Record {
-        let (version, name) = (VERSION, name.to_owned());
-        Record { version, name, number: 0, boot: boot(), pid: 0, supervised, folder, words, page: None }
+        Record {
+            version: VERSION,
+            name: name.to_owned(),
+            number: 0,
+            boot: boot(),
+            pid: 0,
+            supervised,
+            folder,
+            words,
+            file: None,
+            page: None,
+        }
     }
 
     /// Whether it was written since the machine was started: device numbers mean nothing later.
@@ -163,6 +176,13 @@ impl Record {
             }
         }
         let record = Record { words: Words::Line(kept), ..self.clone() };
+        record.save(run)?;
+        Ok(record)
+    }
+
+    /// The same for a device that has another file in the place of the one that its words name, whoever said those.
+    pub(super) fn with_file(&self, run: &RunDir, file: &Path) -> Result<Record, RecordError> {
+        let record = Record { file: Some(file.to_owned()), ..self.clone() };
         record.save(run)?;
         Ok(record)
     }
@@ -357,6 +377,20 @@ mod tests {
             assert_eq!(next.words, words(&["serve", "--ublk", text, "--table-base=/data/"]));
             assert_eq!(next.folder, std::path::Path::new("/srv"), "its other paths start where they did");
             assert_eq!(Record::load(&run, "disk").unwrap(), next);
+        }
+    }
+
+    #[test]
+    fn a_device_that_got_another_file_is_recovered_with_that() {
+        let (_guard, run) = run();
+        let words = Words::Topology { text: "[device.disk]\n".into(), file: "/srv/a.toml".into() };
+        for made in [record("disk"), Record { words, ..record("disk") }] {
+            made.save(&run).unwrap();
+            assert_eq!(Record::load(&run, "disk").unwrap().file, None);
+            let once = made.with_file(&run, "/b.img".as_ref()).unwrap();
+            let twice = once.with_file(&run, "/c.img".as_ref()).unwrap();
+            assert_eq!(twice, Record { file: Some("/c.img".into()), ..made });
+            assert_eq!(Record::load(&run, "disk").unwrap(), twice);
         }
     }
 

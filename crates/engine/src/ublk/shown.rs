@@ -1,15 +1,16 @@
 //! A ublk device as its host knows it: an export like others, which may refuse to go and can be left to another process.
 
 use super::{QUIESCING, UblkError, UblkExport, blocking, users_of};
+use crate::cached::drop_blocks;
 use crate::control::{BoxFuture, ExportInfo};
 use crate::device::Device;
 use crate::host::{Export, HostError};
-use crate::loop_device::flush_cache;
 use crate::rundir::RunDir;
 use crate::spec::{Recovery, TableSpec};
 use ::ublk::Features;
 use block::Bytes;
 use exports::ublk::LaneShared;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -33,6 +34,10 @@ impl Export for Shown {
 
     fn relayered(&self, device: &Device) -> Result<(), HostError> {
         Ok(self.0.relayer(device)?)
+    }
+
+    fn refiled(&self, file: &Path) -> Result<(), HostError> {
+        Ok(self.0.refile(file)?)
     }
 
     fn renamed(&self, _: &RunDir, _: &str, to: &str) -> Result<(), HostError> {
@@ -70,7 +75,7 @@ impl Export for Shown {
     }
 
     fn replaced(&self) -> BoxFuture<'_, Result<(), HostError>> {
-        Box::pin(async move { Ok(flush_cache(self.0.path().into()).await?) })
+        Box::pin(async move { Ok(drop_blocks(self.0.path()).await?) })
     }
 
     fn leave(&self) -> BoxFuture<'_, Result<(), HostError>> {

@@ -129,10 +129,11 @@ pub fn put_init(into: &mut [u8], unique: u64, of: &Agreement) -> usize {
     header(into, INIT_OUT_LEN, 0, unique)
 }
 
-/// Tell the kernel to forget what it knows of the file, its size above all.
-pub fn put_inval_inode(into: &mut [u8]) -> usize {
+/// Tell the kernel to forget what it knows of the file, its size above all; with `pages`, also all that it has cached of its
+/// data. Whoever writes that waits for pages that are being read or written.
+pub fn put_inval_inode(into: &mut [u8], pages: bool) -> usize {
     put(into, OUT_HEADER_LEN, ROOT.to_ne_bytes());
-    put(into, OUT_HEADER_LEN + 8, (-1i64).to_ne_bytes());
+    put(into, OUT_HEADER_LEN + 8, (if pages { 0i64 } else { -1 }).to_ne_bytes());
     put(into, OUT_HEADER_LEN + 16, 0i64.to_ne_bytes());
     // A message of our own has no unique number, and what it is in place of the error.
     header(into, OUT_HEADER_LEN + 24, NOTIFY_INVAL_INODE, 0)
