@@ -4,8 +4,9 @@
 //! Meanwhile nobody else may write those blocks. Who writes parts of blocks is *alone* on the mount, on all its threads;
 //! who writes whole ones is counted, and neither begins while the other is there. What may not begin yet waits in its
 //! channel, in the order in which it came, and is woken. Those that want to be alone come in turn, whichever channels they
-//! wait in; those that wait for one who is alone begin before the next who is. The memory in which blocks are put together is
-//! the channel's: one is enough. So a mount costs an atomic addition for each write, and only where blocks are larger than a byte.
+//! wait in; those that wait for one who is alone begin before the next who is. The memory in which blocks are put together
+//! is the channel's: one is enough. So a mount costs an atomic addition for each write, and only where blocks are larger
+//! than a byte.
 //!
 //! Not here: other exports of the device. Who writes the same block through two of them at once is not kept from it, as on
 //! any disk that two programs write to.
@@ -46,9 +47,12 @@ struct Line {
 }
 
 impl Gate {
-    /// This thread is to be woken when somebody may begin who could not before.
+    /// This thread has a channel more, and is to be woken when somebody may begin who could not before.
     pub(super) fn join(&self, thread: Waker) {
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.push(thread);
+        // Only the first who waits in a channel stands in line: it never grows while there are requests.
+        self.line().places.reserve(threads.len());
     }
 
     /// Be one of the others. `false`: somebody is alone.
