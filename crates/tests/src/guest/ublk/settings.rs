@@ -3,17 +3,24 @@
 use super::{Ublk, driver, needs};
 use crate::guest::disk::Disk;
 use crate::guest::{Done, Test, test};
-use crate::server::{Sandbox, binary};
+use crate::server::{Sandbox, binary, noise};
 use crate::tools::{Outcome, run};
 use serde_json::Value;
 use std::path::Path;
 use ublk::{Features, State};
 
-pub(super) const TESTS: &[Test] = &[test(
-    "ublk/recover_settings",
-    "table, layers, scheduler and limits that were set live are the next server's, started elsewhere",
-    recovered_settings,
-)];
+pub(super) const TESTS: &[Test] = &[
+    test(
+        "ublk/recover_settings",
+        "table, layers, scheduler and limits that were set live are the next server's, started elsewhere",
+        recovered_settings,
+    ),
+    test(
+        "ublk/recover_file",
+        "a file in the place of the first is read at once by who has the device open, and is the next server's",
+        recovered_file,
+    ),
+];
 
 /// `blockyard WORDS`, started in this folder.
 #[track_caller]
@@ -104,6 +111,34 @@ fn recovered_case(case: &Case) -> Done {
         bytes.chunks(4096).position(|block| block.iter().any(|byte| *byte != 0)).map(|at| at * 4096)
     };
     assert_eq!([written(&first), written(&second)], case.written, "first blocks that are not zero");
+    ublk.command(&["del", "disk"]).ok();
+    ublk.await_gone();
+    Ok(())
+}
+
+fn recovered_file() -> Done {
+    needs(Features::USER_RECOVERY.with(Features::USER_RECOVERY_REISSUE))?;
+    let sandbox = Sandbox::default();
+    let (first, other) =
+        (std::fs::read(sandbox.noise("one.img", 1 << 20)).expect("noise"), noise(83, 1 << 20));
+    std::fs::write(sandbox.path("two.img"), &other).expect("it is ours");
+    let mut serve = sandbox.blockyard(&["serve", "file:one.img,ro", "--name", "disk"]);
+    serve.arg("--ublk=recovery=reissue");
+    let server = sandbox.start(&mut serve, 1);
+    let disk = Disk::at(server.uri());
+    let mut ublk = Ublk { server, disk, driver: driver()?, sandbox };
+    let read = |ublk: &Ublk| std::fs::read(ublk.disk.path()).expect("it can be read");
+    // While it is open the kernel keeps what was read of it.
+    let held = std::fs::File::open(ublk.disk.path()).expect("it is there");
+    assert!(read(&ublk) == first);
+    ublk.command(&["set", "disk", "file=two.img"]).ok();
+    assert!(read(&ublk) == other, "what was cached of the first file is still read");
+    ublk.server.kill();
+    ublk.await_state(State::Quiesced);
+    ublk.command(&["recover", "disk"]).ok();
+    ublk.await_state(State::Live);
+    drop(held);
+    assert!(read(&ublk) == other, "the next server has the first file");
     ublk.command(&["del", "disk"]).ok();
     ublk.await_gone();
     Ok(())
