@@ -4,9 +4,12 @@
 //! can find of its device, and a [`Mount`] unmounts before that.
 
 use crate::server::{Sandbox, Server};
-use crate::tools::{Outcome, command, find, run, skip};
+use crate::tools::{Outcome, PATIENCE, command, find, run, skip, until};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+/// What the C library calls a file whose FUSE server is gone.
+const ENOTCONN: &str = "Transport endpoint is not connected";
 
 /// True if there can be no loop devices over files of ours here; then the calling test is skipped.
 pub fn missing_loop() -> bool {
@@ -74,7 +77,7 @@ impl<'a> Loop<'a> {
     pub fn format(&self, kind: &str) {
         let tool = format!("mkfs.{kind}");
         let force = if kind == "ext4" { "-F" } else { "-f" };
-        run(&mut command(&[&tool, "-q", force, self.path()])).ok();
+        beside_others(&[&tool, "-q", force, self.path()]).ok();
     }
 
     /// Mount what is on it.
@@ -108,7 +111,15 @@ pub fn check(device: &str, kind: &str) {
         "btrfs" => &["btrfs", "check", "--readonly", device],
         other => panic!("no check for {other}"),
     };
-    run(&mut command(words)).ok();
+    beside_others(words).ok();
+}
+
+/// Run a tool of file systems. Some look at all loop devices that are mounted, and stumble over one whose server a test
+/// beside this one has just killed: they are asked again.
+fn beside_others(words: &[&str]) -> Outcome {
+    let attempt = || run(&mut command(words));
+    let settled = || Some(attempt()).filter(|outcome| !outcome.stderr.contains(ENOTCONN));
+    until(PATIENCE, settled).unwrap_or_else(attempt)
 }
 
 impl Drop for Loop<'_> {
