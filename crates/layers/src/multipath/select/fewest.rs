@@ -9,7 +9,7 @@
 //! *Invariant:* a turn is given to one path alone, and later ones are greater: whoever has the least number is first in
 //! the kernel's list of those that it would look at.
 
-use super::{PATHS_MAX, Report};
+use super::{PATHS_MAX, Report, count_turns_anew};
 
 const UNUSABLE: u64 = 1 << 63;
 const REQUEST: u64 = 1 << 46;
@@ -105,20 +105,8 @@ impl Fewest {
     #[inline]
     pub(super) fn look_after_turns(&mut self) {
         if self.next & TURNS >= TURNS_FULL {
-            self.count_turns_anew();
-        }
-    }
-
-    #[cold]
-    fn count_turns_anew(&mut self) {
-        let lanes = &mut self.lanes[..usize::from(self.count)];
-        let mut order: Vec<u8> = (0..self.count).collect();
-        order.sort_unstable_by_key(|&path| lanes[usize::from(path)] & TURNS);
-        self.next = REQUEST;
-        for path in order {
-            let lane = &mut lanes[usize::from(path)];
-            *lane = (*lane & !TURNS) + (self.next - REQUEST);
-            self.next += TURN;
+            self.next =
+                REQUEST + count_turns_anew(self.lanes[..usize::from(self.count)].iter_mut(), TURN, TURNS);
         }
     }
 

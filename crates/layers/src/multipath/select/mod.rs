@@ -23,6 +23,20 @@ use soonest::Soonest;
 /// More paths than a stack can have, whose nodes have numbers of eight bits.
 pub(super) const PATHS_MAX: usize = 1 << u8::BITS;
 
+/// Counts the turns in which paths were chosen from the beginning again, in the order that they have. What they are counted
+/// in lies in the bits `turns` of a number for each path, and `turn` is one of it. What the next turn is.
+#[cold]
+fn count_turns_anew<'a>(numbers: impl Iterator<Item = &'a mut u64>, turn: u64, turns: u64) -> u64 {
+    let mut order: Vec<&mut u64> = numbers.collect();
+    order.sort_unstable_by_key(|number| **number & turns);
+    let mut next = 0;
+    for number in order {
+        *number = (*number & !turns) + next;
+        next += turn;
+    }
+    next
+}
+
 /// `HST_FIXED_95`: 0.95 in ten binary digits.
 const BASE_WEIGHT_DEFAULT: u32 = 972;
 /// 1 in ten binary digits.

@@ -11,7 +11,7 @@
 //!
 //! *Invariant:* a turn is given to one path alone, and later ones are greater.
 
-use super::{PATHS_MAX, PathArgs, Report};
+use super::{PATHS_MAX, PathArgs, Report, count_turns_anew};
 use std::cmp::Ordering;
 
 /// Products of sizes and throughputs that could overflow are compared coarsely (`ST_MAX_INFLIGHT_SIZE`).
@@ -190,20 +190,8 @@ impl Soonest {
     #[inline]
     pub(super) fn look_after_turns(&mut self) {
         if self.next & TURNS >= TURNS_FULL {
-            self.count_turns_anew();
-        }
-    }
-
-    #[cold]
-    fn count_turns_anew(&mut self) {
-        let lanes = &mut self.lanes[..usize::from(self.count)];
-        let mut order: Vec<u8> = (0..self.count).collect();
-        order.sort_unstable_by_key(|&path| lanes[usize::from(path)].rest & TURNS);
-        self.next = REQUEST;
-        for path in order {
-            let lane = &mut lanes[usize::from(path)];
-            lane.rest = (lane.rest & !TURNS) + (self.next - REQUEST);
-            self.next += TURN;
+            let lanes = self.lanes[..usize::from(self.count)].iter_mut();
+            self.next = REQUEST + count_turns_anew(lanes.map(|lane| &mut lane.rest), TURN, TURNS);
         }
     }
 
