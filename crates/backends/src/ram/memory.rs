@@ -8,6 +8,8 @@
 #![allow(unsafe_code)]
 
 use ring::ForeignMemory;
+use rustix::process::getpid;
+use rustix::thread::{sched_getaffinity, sched_setaffinity};
 use std::any::Any;
 use std::io;
 use std::ptr::NonNull;
@@ -115,12 +117,8 @@ const AT_ONCE_MAX: usize = 8 << 20;
 /// Let this thread run where the process's first one may. Who let go of a memory last may be an I/O thread that keeps to one
 /// CPU, and would share that with it. What is refused is no harm.
 fn leave_cpu() {
-    // SAFETY: a set is a plain array of bits, for which zeroes are a value, and as long as is said. Zero is this thread.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        if libc::sched_getaffinity(libc::getpid(), size_of_val(&set), &raw mut set) == 0 {
-            libc::sched_setaffinity(0, size_of_val(&set), &raw const set);
-        }
+    if let Ok(set) = sched_getaffinity(Some(getpid())) {
+        let _ = sched_setaffinity(None, &set);
     }
 }
 
@@ -156,14 +154,11 @@ impl Drop for Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::thread::CpuSet;
 
     fn cpus() -> Vec<usize> {
-        // SAFETY: it is a plain array of bits, and the call fills in one of that length.
-        unsafe {
-            let mut set: libc::cpu_set_t = std::mem::zeroed();
-            libc::sched_getaffinity(0, size_of_val(&set), &raw mut set);
-            (0..libc::CPU_SETSIZE as usize).filter(|cpu| libc::CPU_ISSET(*cpu, &set)).collect()
-        }
+        let set = sched_getaffinity(None).expect("the kernel tells");
+        (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
     }
 
     #[test]
@@ -171,12 +166,9 @@ mod tests {
         let before = cpus();
         let first = before[0];
         let kept = std::thread::spawn(move || {
-            // SAFETY: it is a plain array of bits, as long as is said, with one of those that this thread has.
-            unsafe {
-                let mut one: libc::cpu_set_t = std::mem::zeroed();
-                libc::CPU_SET(first, &mut one);
-                libc::sched_setaffinity(0, size_of_val(&one), &raw const one);
-            }
+            let mut one = CpuSet::new();
+            one.set(first);
+            sched_setaffinity(None, &one).expect("one of those that this thread has");
             assert_eq!(cpus(), [first]);
             let giving_back = std::thread::spawn(|| {
                 leave_cpu();
