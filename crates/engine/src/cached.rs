@@ -7,7 +7,7 @@
 
 use crate::device::Device;
 use crate::host::{Host, HostError};
-use crate::loop_device::{Refusal, WORD};
+use crate::loop_device::{Refusal, helper};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::path::PathBuf;
@@ -78,23 +78,16 @@ impl Host {
 
 /// Have the kernel drop what it has cached of a block device and its partitions, and read their table again.
 pub(crate) async fn drop_blocks(node: String) -> Result<(), CacheError> {
-    let mut command = helper(BLOCKS);
-    command.arg(&node).stdin(Stdio::null());
+    let mut command = helper();
+    command.args([BLOCKS, &node]).stdin(Stdio::null());
     ask(command, node, PATIENCE).await
 }
 
 /// Have the kernel drop what it has cached of the file whose connection this is a descriptor of.
 pub(crate) async fn drop_pages(connection: OwnedFd, file: PathBuf) -> Result<(), CacheError> {
-    let mut command = helper(PAGES);
-    command.stdin(Stdio::from(connection));
+    let mut command = helper();
+    command.arg(PAGES).stdin(Stdio::from(connection));
     ask(command, file.display().to_string(), PATIENCE).await
-}
-
-fn helper(task: &str) -> Command {
-    // Not by its path: that may be another program by now.
-    let mut command = Command::new("/proc/self/exe");
-    command.args([WORD, task]);
-    command
 }
 
 async fn ask(mut command: Command, at: String, patience: Duration) -> Result<(), CacheError> {

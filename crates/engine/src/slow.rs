@@ -260,12 +260,12 @@ impl Host {
     pub async fn in_flight(&self, device: &Arc<Device>) -> InFlightList {
         let asked: Vec<_> = self.reactors().iter().map(|reactor| reactor.under_way(device.clone())).collect();
         let mut list = InFlightList::default();
-        let (name, nodes) = (device.name(), device.nodes());
+        let (name, nodes) = (device.name().to_string(), device.nodes());
         let until = tokio::time::Instant::now() + ANSWER_TIME;
         for (number, answer) in asked.into_iter().enumerate() {
             match tokio::time::timeout_at(until, answer).await {
                 Ok(Ok(queues)) => {
-                    queues.into_iter().for_each(|of_it| list.add(&name.to_string(), &nodes, number, of_it));
+                    queues.into_iter().for_each(|of_it| list.add(&name, &nodes, number, of_it));
                 }
                 // A reactor that is gone has none.
                 Ok(Err(_)) => {}

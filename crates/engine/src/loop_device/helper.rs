@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 /// The hidden word of the command line that starts it.
-pub(crate) const WORD: &str = "loop-device";
+const WORD: &str = "loop-device";
 
 /// Its exit status when somebody uses the device.
 const IN_USE: u8 = 3;
@@ -44,16 +44,21 @@ impl Task {
     }
 }
 
+/// That process, yet to be started and told what to do.
+pub(crate) fn helper() -> Command {
+    // Not by its path: that may be another program by now.
+    let mut command = Command::new("/proc/self/exe");
+    command.arg(WORD);
+    command
+}
+
 /// Have it done. What it answered, or why it could not.
 pub(super) fn ask(task: &Task) -> Result<Option<u32>, LoopError> {
-    // Not by its path: that may be another program by now.
-    let outcome =
-        Command::new("/proc/self/exe")
-            .arg(WORD)
-            .args(task.words())
-            .stdin(Stdio::null())
-            .output()
-            .map_err(|why| LoopError::Helper(format!("the loop device's helper cannot be started: {why}")))?;
+    let outcome = helper()
+        .args(task.words())
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|why| LoopError::Helper(format!("the loop device's helper cannot be started: {why}")))?;
     let said = String::from_utf8_lossy(&outcome.stdout);
     if outcome.status.success() {
         return Ok(said.trim().parse().ok());

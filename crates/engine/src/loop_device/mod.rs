@@ -9,7 +9,7 @@
 mod helper;
 mod stale;
 
-pub(crate) use helper::WORD;
+pub(crate) use helper::helper;
 pub use helper::{Refusal, run_helper};
 pub use stale::{clear_stale, dead_files, is_left_behind};
 

@@ -24,7 +24,7 @@ use crate::control::ExportInfo;
 use crate::device::Device;
 use crate::host::{Host, HostError};
 use crate::rundir::RunDir;
-use crate::spec::{Recovery, TableSpec, UblkSpec};
+use crate::spec::{Recovery, UblkSpec};
 use crate::ublk_lane::UblkLane;
 use ::ublk::kernel::{SharedFile, block_path};
 use ::ublk::{
@@ -35,7 +35,7 @@ use exports::ublk::{Choice, LaneShared};
 use plan::Plan;
 use shown::Shown;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -565,34 +565,13 @@ impl UblkExport {
         self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Who takes it over finds it under that name.
-    fn rename(&self, name: &str) -> Result<(), UblkError> {
+    /// Writes down what another process finds from now on, if it can take the device over.
+    fn rewrite(
+        &self,
+        change: impl FnOnce(&RunDir, &Record) -> Result<Record, RecordError>,
+    ) -> Result<(), UblkError> {
         if let Some((run, record)) = &mut *self.record() {
-            *record = record.renamed(run, name)?;
-        }
-        Ok(())
-    }
-
-    /// Who takes it over goes on with that table.
-    fn retable(&self, table: &TableSpec) -> Result<(), UblkError> {
-        if let Some((run, record)) = &mut *self.record() {
-            *record = record.with_table(run, table)?;
-        }
-        Ok(())
-    }
-
-    /// Who takes it over goes on with that file.
-    fn refile(&self, file: &Path) -> Result<(), UblkError> {
-        if let Some((run, record)) = &mut *self.record() {
-            *record = record.with_file(run, file)?;
-        }
-        Ok(())
-    }
-
-    /// Who takes it over goes on with that scheduler and those limits.
-    fn relayer(&self, device: &Device) -> Result<(), UblkError> {
-        if let Some((run, record)) = &mut *self.record() {
-            *record = record.with_layers(run, &device.layers(), device.slow.limit())?;
+            *record = change(run, record)?;
         }
         Ok(())
     }

@@ -29,19 +29,20 @@ impl Export for Shown {
     }
 
     fn retabled(&self, table: &TableSpec) -> Result<(), HostError> {
-        Ok(self.0.retable(table)?)
+        Ok(self.0.rewrite(|run, record| record.with_table(run, table))?)
     }
 
     fn relayered(&self, device: &Device) -> Result<(), HostError> {
-        Ok(self.0.relayer(device)?)
+        let (layers, slow) = (device.layers(), device.slow.limit());
+        Ok(self.0.rewrite(|run, record| record.with_layers(run, &layers, slow))?)
     }
 
     fn refiled(&self, file: &Path) -> Result<(), HostError> {
-        Ok(self.0.refile(file)?)
+        Ok(self.0.rewrite(|run, record| record.with_file(run, file))?)
     }
 
     fn renamed(&self, _: &RunDir, _: &str, to: &str) -> Result<(), HostError> {
-        Ok(self.0.rename(to)?)
+        Ok(self.0.rewrite(|run, record| record.renamed(run, to))?)
     }
 
     /// Asked a few times a second, so without a question to the driver.
