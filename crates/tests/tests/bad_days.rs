@@ -86,6 +86,15 @@ fn a_file_cut_short_fails_where_it_is_missing_only(engine: Engine) {
     std::fs::File::options().write(true).open(&image).unwrap().set_len(4 * MIB).unwrap();
     assert_eq!(peer.read(8 * MIB, 4096), Err(NbdError::Io));
     assert_eq!(peer.read(4 * MIB - 4096, 8192), Err(NbdError::Io));
+    // Large reads ask for holes first, and what is missing is none.
+    for (offset, len) in [(8 * MIB, MIB), (4 * MIB - 65536, 131_072), (16 * MIB - 65536, 65536)] {
+        assert_eq!(peer.read(offset, len), Err(NbdError::Io), "{offset}+{len}");
+        let told = peer.status(offset.max(4 * MIB), len, CommandFlags::NONE).unwrap();
+        assert!(
+            !told.is_empty() && told.iter().all(|stretch| stretch.state == 0),
+            "{offset}+{len}: {told:?}"
+        );
+    }
     assert!(peer.read(2 * MIB, 65536).unwrap() == noise(16 << 20, 16 << 20)[2 << 20..][..65536]);
     other.write(0, &[1; 4096], CommandFlags::FUA).unwrap();
     assert_eq!(other.read(0, 4096).unwrap(), [1; 4096]);

@@ -4,6 +4,8 @@
 //! takes about 10 ms for a file of 1 GiB without holes. So the last stretch of data is remembered. That can only err on
 //! the side of data, which is always a truthful answer; what our own discards and write zeroes clear is forgotten, by
 //! whichever queue they came.
+//!
+//! What lies past the end of a file that was cut is no hole: who reads there is to be told (LOOP-4), so it is data here.
 
 use super::node::FileNode;
 use crate::pieces::{Records, one_extent};
@@ -92,11 +94,16 @@ impl FileNode {
         }
         match self.seek(from, false, cx) {
             Some(at) if at >= 0 => (at as u64).clamp(from, end),
-            // Past the last data: nothing but a hole.
-            Some(errno) if errno == -i64::from(libc::ENXIO) => end,
+            // Past the last data: nothing but a hole, if the file still reaches that far.
+            Some(errno) if errno == -i64::from(libc::ENXIO) && self.reaches(end, cx) => end,
             // A file system that cannot tell has data there.
             _ => from,
         }
+    }
+
+    /// Whether the file is at least that long.
+    fn reaches<R: Ring>(&self, end: u64, cx: &mut Cx<'_, R>) -> bool {
+        self.seek(end.saturating_sub(1), true, cx) != Some(-i64::from(libc::ENXIO))
     }
 
     /// Where the data at `from` ends.
@@ -105,7 +112,12 @@ impl FileNode {
         if (self.known.from..self.known.end).contains(&from) && self.known.cleared == cleared {
             return self.known.end;
         }
-        let end = self.seek(from, true, cx).and_then(|at| u64::try_from(at).ok()).unwrap_or(u64::MAX);
+        let end = match self.seek(from, true, cx) {
+            Some(at) if at as u64 > from && at > 0 => at as u64,
+            // Cut, or cleared since it was found: that may change again, so it is not remembered.
+            Some(at) if at >= 0 || at == -i64::from(libc::ENXIO) => return u64::MAX,
+            _ => u64::MAX,
+        };
         self.known = KnownData { from, end, cleared };
         end
     }

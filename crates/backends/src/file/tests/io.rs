@@ -245,6 +245,37 @@ fn sparse_parts_show_as_holes() {
     assert_eq!(device.extents(0, 1 << 20, 16), [data(1 << 20)], "a block device cannot tell");
 }
 
+#[test]
+fn what_lies_past_the_end_of_a_file_that_was_cut_is_no_hole() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("sparse.img");
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(1 << 20).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[1; 65536], 65536).unwrap();
+    let stretch = |len, hole| block::Extent { len: Bytes(len), hole, zero: hole };
+    for (len, told) in [
+        // A hole that the file still has all of.
+        (1 << 20, vec![stretch(65536, true), stretch(65536, false), stretch(917_504, true)]),
+        // One that is cut: whoever reads it is told.
+        (262_144, vec![stretch(65536, true), stretch((1 << 20) - 65536, false)]),
+        // Data that is cut.
+        (66000, vec![stretch(65536, true), stretch((1 << 20) - 65536, false)]),
+        // Nothing is left of either.
+        (5000, vec![stretch(1 << 20, false)]),
+        (0, vec![stretch(1 << 20, false)]),
+    ] {
+        file.set_len(len).unwrap();
+        let (_, mut disk) = with_facts(&path, buffered_facts());
+        assert_eq!(disk.extents(0, 1 << 20, 16), told, "{len}");
+        assert_eq!(disk.extents(524_288, 4096, 16), [stretch(4096, len == 1 << 20)], "{len}");
+    }
+    // It is whole again: what was not there is a hole now.
+    let (_, mut disk) = with_facts(&path, buffered_facts());
+    assert_eq!(disk.extents(524_288, 4096, 16), [stretch(4096, false)]);
+    file.set_len(1 << 20).unwrap();
+    assert_eq!(disk.extents(524_288, 4096, 16), [stretch(4096, true)]);
+}
+
 fn looks(disk: &Harness) -> usize {
     disk.ring.asked.iter().filter(|asked| matches!(asked.op, FileOp::Seek { .. })).count()
 }
