@@ -8,7 +8,7 @@ use crate::tools::{PATIENCE, run_within, until, wait_within};
 use exports::ublk::DataMode;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -418,8 +418,10 @@ fn writes_of(pid: u32) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("syscw: "))?.trim().parse().ok()
 }
 
-/// More dirty pages than their group of processes may have, written back through a file system on our device, with the
-/// server in the same group: it must not wait for memory that only its own answers set free.
+/// More written than a group of processes may have in memory, through a file system on our device, with the server in the
+/// same group: it must wait neither for memory nor for writeback that only its own answers bring on. Few pages may be dirty
+/// at a time, since the kernel's own limit for a group looks at counts of two seconds ago: who writes quicker than that, as
+/// here, fills the group with pages that nothing can reclaim yet, and is killed for it, whoever serves the device.
 fn memory_pressure() -> Done {
     const LIMIT: &str = "96M";
     let group = Path::new("/sys/fs/cgroup/pressure");
@@ -428,7 +430,7 @@ fn memory_pressure() -> Done {
     tool(&["fallocate", "-l", "400M", &image.to_string_lossy()]).ok();
     let ublk = Ublk::start_in(sandbox, 0, &format!("file:{}", image.display()), "", &[])?;
     ublk.disk.format("ext4");
-    // Where the image is memory: its pages, which mkfs has discarded, are there again, and no charge to the group.
+    // The image is memory: its pages, which mkfs has discarded, are there again, and no charge to the group.
     tool(&["fallocate", "-l", "400M", &image.to_string_lossy()]).ok();
     let mounted = ublk.disk.mount(&ublk.sandbox.path("mnt"));
     let limited = std::fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+memory")
@@ -438,12 +440,18 @@ fn memory_pressure() -> Done {
     if let Err(error) = limited {
         return Err(Skip(format!("no limit on memory here: {error}")));
     }
+    let dirty = [Setting::change("dirty_background_bytes", 2 << 20), Setting::change("dirty_bytes", 8 << 20)];
     // The same noise again and again: cheap to make and to hold against what comes back, also where processors are slow.
     let (target, noise) = (mounted.at.join("file"), ublk.sandbox.noise("noise", 1 << 20));
     let stream = format!("i=0; while [ $i -lt 104 ]; do cat {}; i=$((i+1)); done", noise.display());
     let line =
         format!("echo $$ >{0}/cgroup.procs; ({stream}) >{1} && sync {1}", group.display(), target.display());
-    run_within(&mut crate::tools::command(&["sh", "-c", &line]), PATIENCE).ok();
+    let wrote = run_within(&mut crate::tools::command(&["sh", "-c", &line]), PATIENCE);
+    for report in ["memory.events", "memory.stat"] {
+        println!("{report}: {}", std::fs::read_to_string(group.join(report)).unwrap_or_default());
+    }
+    wrote.ok();
+    drop(dirty);
     std::fs::write("/proc/sys/vm/drop_caches", "3").expect("root may");
     tool(&["sh", "-c", &format!("({stream}) | cmp - {}", target.display())]).ok();
     assert_eq!(std::fs::metadata(&target).expect("it is there").len(), 104 << 20);
@@ -451,4 +459,28 @@ fn memory_pressure() -> Done {
     ublk.end();
     std::fs::remove_dir(group).expect("nobody is in it");
     Ok(())
+}
+
+/// A limit in bytes of the kernel's memory management, given back as it was: the kernel keeps one as a share of memory
+/// or in bytes, whichever was written last.
+struct Setting {
+    share: PathBuf,
+    before: String,
+}
+
+impl Setting {
+    fn change(name: &str, bytes: u64) -> Self {
+        let folder = Path::new("/proc/sys/vm");
+        let share = folder.join(name.replace("_bytes", "_ratio"));
+        let before = std::fs::read_to_string(&share).expect("every kernel has it");
+        std::fs::write(folder.join(name), bytes.to_string()).expect("root may");
+        Self { share, before }
+    }
+}
+
+impl Drop for Setting {
+    fn drop(&mut self) {
+        // Nothing is lost if it stays: the guest ends with its tests.
+        drop(std::fs::write(&self.share, &self.before));
+    }
 }
