@@ -4,7 +4,7 @@
 //! that all its tables lie close together: records of an offset (two bytes), a length (one byte) and as many bytes. Odd:
 //! a vmdk as it stands, with a file `flat` beside it that its extents may name.
 //!
-//! Images are opened by name and so lie in a folder, one for each process, in memory where there is one.
+//! Images are opened by name and so lie in a folder, one for each input, in memory where there is one.
 
 use crate::pool::{Job, Returns};
 use crate::{Format, Image, ImageSpec, work};
@@ -13,6 +13,7 @@ use block::{Bytes, Cookie, Flags, Op, Tag};
 use imago::qcow2::Qcow2;
 use imago::{FormatCreateBuilder, Storage, StorageCreateOptions};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 /// How long the disk of the sound image is.
@@ -20,23 +21,34 @@ const LEN: u64 = 64 << 10;
 /// How far into a file an input may write: past every table of the sound image.
 const REACH: usize = 96 << 10;
 
-fn folder() -> &'static Path {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
+/// A folder for one input, gone with it.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Folder {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         let shm = Path::new("/dev/shm");
         let base = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
-        let folder = base.join(format!("blockyard-fuzz-image.{}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("a folder for images");
-        std::fs::write(folder.join("flat"), vec![0x5a; 8192]).expect("an extent");
+        let name = format!("blockyard-fuzz-image.{}.{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
+        let folder = Folder(base.join(name));
+        std::fs::create_dir_all(&folder.0).expect("a folder for images");
+        std::fs::write(folder.0.join("flat"), vec![0x5a; 8192]).expect("an extent");
         folder
-    })
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }
 
 /// A sound image with data in it.
 fn sound() -> &'static [u8] {
     static SOUND: OnceLock<Vec<u8>> = OnceLock::new();
     SOUND.get_or_init(|| {
-        let path = folder().join("sound");
+        let folder = Folder::new();
+        let path = folder.0.join("sound");
         let options = StorageCreateOptions::new().filename(&path);
         let storage = imago::file::File::create_open(options).expect("a file");
         let builder = Qcow2::<imago::file::File>::create_builder(storage);
@@ -75,7 +87,8 @@ pub fn image(input: &[u8]) {
 /// The same; how many reads succeeded, `None` when it was not opened.
 fn check(input: &[u8]) -> Option<usize> {
     let (&kind, mut rest) = input.split_first()?;
-    let path = folder().join("image");
+    let folder = Folder::new();
+    let path = folder.0.join("image");
     let format = if kind % 2 == 0 { Format::Qcow2 } else { Format::Vmdk };
     let bytes = if format == Format::Vmdk {
         rest.to_vec()
@@ -114,12 +127,8 @@ fn check(input: &[u8]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// The target has one file for its images.
-    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
-
     #[test]
     fn what_the_fuzzer_starts_from_is_read() {
-        let _turn = TURN.lock();
         assert_eq!(check(&[0]), Some(5));
         assert_eq!(check(&[2, 0, 0, 3, b'Q', b'F', b'I']), Some(5));
         assert_eq!(check(&[0, 0, 0, 1, 0]), None, "another magic");
@@ -131,7 +140,5 @@ mod tests {
         for entry in std::fs::read_dir(corpus).expect("a corpus") {
             image(&std::fs::read(entry.expect("an entry").path()).expect("an input"));
         }
-        std::fs::remove_dir_all(folder()).expect("it is ours");
-        std::fs::create_dir_all(folder()).expect("a folder");
     }
 }

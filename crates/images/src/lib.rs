@@ -7,12 +7,14 @@
 //!
 //! What an image names beside itself is opened with care ([`open`]): backing files to be read, nothing else.
 //!
-//! *Invariant:* after a flush that failed, no flush and no write succeeds on this [`Image`].
+//! *Invariant:* after a flush that failed, no flush and no write succeeds on this [`Image`]; after one of its files was
+//! made shorter by others, nothing does.
 
 #![forbid(unsafe_code)]
 
 mod detect;
 pub mod fuzzing;
+mod lengths;
 mod node;
 mod open;
 mod pool;
@@ -30,10 +32,11 @@ pub use pool::Nudge;
 use backends::{Backend, File};
 use block::{Abilities, Bytes, Fact, Features, QueueLimits, Sectors, UNLIMITED_BYTES};
 use imago::FormatAccess;
+use lengths::Lengths;
 use pool::Pool;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
 /// The most in one request: what a client may ask for at once.
 const REQUEST_MAX: Bytes = Bytes::mib(32);
@@ -68,6 +71,9 @@ pub(crate) struct Access {
     /// Discards want it alone.
     image: RwLock<Content>,
     failed: AtomicBool,
+    /// One flush at a time: the kernel reports a lost write to one sync of an open file only.
+    flushing: Mutex<()>,
+    lengths: Lengths,
     read_only: bool,
 }
 
@@ -158,6 +164,12 @@ impl Backend for Image {
         }
         if self.read_only {
             facts.push(("read-only", "yes".to_owned()));
+        }
+        if self.access.lengths.is_cut() {
+            facts.push((
+                "failed",
+                "one of its files was made shorter: it is refused until it is opened anew".to_owned(),
+            ));
         }
         if self.access.failed.load(Ordering::Acquire) {
             facts.push(("failed", "a flush failed: writes are refused until it is opened anew".to_owned()));

@@ -3,6 +3,7 @@
 //! An image may come from anyone. What its header names is opened only for reading, only if it is a regular file, and only
 //! to a certain depth; a data file beside the image, which would be written, is refused.
 
+use crate::lengths::Lengths;
 use crate::pool::Pool;
 use crate::{Access, Content, Format, Image, ImageSpec, sparse};
 use backends::{Direct, File, FileSpec, OpenError};
@@ -73,10 +74,16 @@ impl Image {
         if size == Bytes::ZERO || size.0 > i64::MAX as u64 {
             return Err(ImageError::Empty(spec.path.clone()));
         }
-        let image = RwLock::new(image);
-        let access = Arc::new(Access { image, failed: AtomicBool::new(false), read_only });
-        let pool = Pool::start(access.clone()).map_err(ImageError::Threads)?;
         let backing = gate.opened();
+        let paths = std::iter::once(&spec.path).chain(&backing).map(PathBuf::as_path);
+        let access = Arc::new(Access {
+            lengths: Lengths::of(paths).map_err(wrong)?,
+            image: RwLock::new(image),
+            failed: AtomicBool::new(false),
+            flushing: Mutex::default(),
+            read_only,
+        });
+        let pool = Pool::start(access.clone()).map_err(ImageError::Threads)?;
         Ok(Arc::new(Image { spec: spec.clone(), size, read_only, backing, access, pool, _file: file }))
     }
 }

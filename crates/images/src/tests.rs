@@ -54,6 +54,76 @@ fn an_image_keeps_what_was_written_and_flushed() {
     assert_eq!(extents.iter().map(|extent| extent.len.0).sum::<u64>(), LEN);
 }
 
+/// What is allocated in an image that was cut, and what is not, is not told apart any more: nothing of it is read, and
+/// nothing written to it.
+#[test]
+fn an_image_whose_file_was_cut_under_us_fails_as_a_whole() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("disk.qcow2");
+    create(&path);
+    let image = open(path.clone(), false).expect("an image");
+    assert_eq!(write(&image, 65536, 7, 1 << 20), 0);
+    assert_eq!(run(&image, Op::Flush, Flags::NONE, 0, Vec::new(), 0).0, 0);
+    let file = std::fs::File::options().write(true).open(&path).expect("an image");
+    let len = file.metadata().expect("an image").len();
+    file.set_len(len - (512 << 10)).expect("it can be cut");
+    let left = std::fs::read(&path).expect("an image");
+    let failed = -i64::from(libc::EIO);
+    let at = 65536 + (900 << 10);
+    assert_eq!(run(&image, Op::Read, Flags::NONE, at, vec![0; 4096], 4096).0, failed);
+    assert_eq!(run(&image, Op::Extents, Flags::NONE, at, vec![0; 64], 4096).0, failed);
+    assert_eq!((write(&image, at, 1, 512), write(&image, 2 << 20, 1, 512)), (failed, failed));
+    assert_eq!(run(&image, Op::Discard, Flags::NONE, 0, Vec::new(), 65536).0, failed);
+    assert!(image.describe().iter().any(|(name, what)| *name == "failed" && what.contains("shorter")));
+    // As long as before is not what it was.
+    file.set_len(len).expect("it can be made longer");
+    assert_eq!(run(&image, Op::Read, Flags::NONE, at, vec![0; 4096], 4096).0, failed);
+    file.set_len(left.len() as u64).expect("it can be cut");
+    assert!(std::fs::read(&path).expect("an image") == left, "nothing was written");
+}
+
+#[test]
+fn an_image_whose_backing_file_was_cut_under_us_fails() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (path, under) = (folder.path().join("disk.qcow2"), folder.path().join("under.raw"));
+    std::fs::write(&under, vec![5; LEN as usize]).expect("a file");
+    let options = StorageCreateOptions::new().filename(&path);
+    let storage = imago::file::File::create_open(options).expect("a file");
+    let builder = Qcow2::<imago::file::File>::create_builder(storage).size(LEN);
+    builder.backing("under.raw".into(), "raw".into()).create().expect("an image");
+    let image = open(path, false).expect("an image");
+    let read = || run(&image, Op::Read, Flags::NONE, 3 << 20, vec![0; 512], 512);
+    assert_eq!(read(), (0, vec![5; 512]));
+    std::fs::File::options()
+        .write(true)
+        .open(&under)
+        .expect("a file")
+        .set_len(1 << 20)
+        .expect("it can be cut");
+    assert_eq!(read().0, -i64::from(libc::EIO));
+}
+
+#[test]
+fn a_flush_that_waited_for_one_that_failed_fails() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("disk.qcow2");
+    create(&path);
+    let image = open(path, false).expect("an image");
+    let (access, began) = (&image.access, std::sync::Barrier::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let failing = work::sync_alone(access, || {
+                began.wait();
+                Err(std::io::ErrorKind::StorageFull.into())
+            });
+            assert!(failing.is_err());
+        });
+        began.wait();
+        // The kernel would say nothing of the loss to this one.
+        assert!(work::sync_alone(access, || Ok(())).is_err());
+    });
+}
+
 #[test]
 fn no_damage_makes_an_image_hang_or_panic() {
     let folder = tempfile::tempdir().expect("a folder");

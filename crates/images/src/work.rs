@@ -39,7 +39,9 @@ pub(crate) fn run(access: &Access, job: &mut Job) -> i64 {
     {
         return -i64::from(libc::EIO);
     }
-    match perform(access, job) {
+    // Before, so that nothing is written by tables that are gone; after, so that nothing is read out of what is.
+    let check = || access.lengths.check();
+    match check().and_then(|()| perform(access, job)).and_then(|()| check()) {
         Ok(()) => 0,
         Err(error) => -i64::from(errno(&error)),
     }
@@ -79,7 +81,16 @@ fn perform(access: &Access, job: &mut Job) -> io::Result<()> {
 
 /// Its tables, then all of it, onto stable storage. What failed once is not tried again: the kernel would forget it.
 fn flush(access: &Access, image: &Image) -> io::Result<()> {
-    image.flush().and_then(|()| image.sync()).inspect_err(|_| access.failed.store(true, Ordering::Release))
+    sync_alone(access, || image.flush().and_then(|()| image.sync()))
+}
+
+/// Sync, alone. Of two that run together one may be told of the other's loss.
+pub(crate) fn sync_alone(access: &Access, sync: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    let _alone = access.flushing.lock().unwrap_or_else(PoisonError::into_inner);
+    if access.failed.load(Ordering::Acquire) {
+        return Err(io::ErrorKind::Other.into());
+    }
+    sync().inspect_err(|_| access.failed.store(true, Ordering::Release))
 }
 
 /// Records of how the range is backed, as many as there is room for.
