@@ -12,10 +12,10 @@ const CONTROL: &str = "/dev/loop-control";
 /// A free device may be taken before we are: losetup tries as often.
 const ATTEMPTS: u32 = 16;
 /// How long a device may take to let go of its file after its last user has closed it.
-const LET_GO_MAX: Duration = Duration::from_secs(5);
+const LET_GO_MAX: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_micros(500);
 /// How long somebody may look at a device that is to go, and how often it is tried meanwhile.
-const LOOKED_MAX: Duration = Duration::from_millis(500);
+const LOOKED_MAX: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Why a loop device cannot be had, or not be let go of.
@@ -203,8 +203,10 @@ fn open_device(number: u32, read_only: bool) -> io::Result<OwnedFd> {
 /// [`LoopError::InUse`] and what the kernel refuses; the device stays as it was.
 pub fn detach(number: u32, force: bool) -> Result<(), LoopError> {
     let start = Instant::now();
+    // The number may be another's as soon as it is free.
+    let Some(file) = backing_file(number) else { return Ok(()) };
     loop {
-        match detach_once(number, force) {
+        match detach_once(number, &file, force) {
             // Who only looks, as udev does after every writer, has soon seen enough.
             Err(LoopError::InUse { users, .. })
                 if users.iter().all(|user| matches!(user, User::Process { .. }))
@@ -217,7 +219,7 @@ pub fn detach(number: u32, force: bool) -> Result<(), LoopError> {
     }
 }
 
-fn detach_once(number: u32, force: bool) -> Result<(), LoopError> {
+fn detach_once(number: u32, file: &Path, force: bool) -> Result<(), LoopError> {
     let failed = |source: io::Error| LoopError::Device { number, source, fix: "try losetup -d" };
     let users_of = || LoopError::InUse { number, users: users::users(number) };
     // Who mounts it, swaps on it or stacks on it holds it exclusively.
@@ -233,6 +235,10 @@ fn detach_once(number: u32, force: bool) -> Result<(), LoopError> {
         Err(rustix::io::Errno::NXIO | rustix::io::Errno::NOENT) => return Ok(()),
         Err(errno) => return Err(failed(errno.into())),
     };
+    // From now on nobody else can be bound to it.
+    if backing_file(number).is_none_or(|bound| bound != file) {
+        return Ok(());
+    }
     if !force {
         let me = std::process::id();
         if users::users(number).iter().any(|user| !matches!(user, User::Process { pid, .. } if *pid == me)) {
@@ -245,14 +251,20 @@ fn detach_once(number: u32, force: bool) -> Result<(), LoopError> {
         other => other.map_err(failed)?,
     };
     drop(device);
+    let is_done = force || is_let_go_of(file, LET_GO_MAX, || backing_file(number));
+    if is_done { Ok(()) } else { Err(users_of()) }
+}
+
+/// Whether a device is bound to a file no more, within that time; to none, or already to another.
+fn is_let_go_of(file: &Path, limit: Duration, bound: impl Fn() -> Option<PathBuf>) -> bool {
     let start = Instant::now();
-    while !force && backing_file(number).is_some() {
-        if start.elapsed() > LET_GO_MAX {
-            return Err(users_of());
+    while bound().is_some_and(|bound| bound == file) {
+        if start.elapsed() > limit {
+            return false;
         }
         std::thread::sleep(LOOK);
     }
-    Ok(())
+    true
 }
 
 /// Have a device take its file's size anew.
@@ -330,4 +342,23 @@ pub fn bound_to(file: &Path) -> Vec<Bound> {
     let mut found: Vec<Bound> = bound.filter(|bound| bound.file == file).collect();
     found.sort_by_key(|bound| bound.number);
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_is_bound_to_another_file_by_now_is_let_go_of() {
+        let (ours, other) = (Path::new("/run/ours"), Path::new("/run/other"));
+        assert!(is_let_go_of(ours, Duration::ZERO, || None));
+        assert!(is_let_go_of(ours, Duration::ZERO, || Some(other.to_owned())));
+        assert!(!is_let_go_of(ours, Duration::ZERO, || Some(ours.to_owned())));
+        let looks = std::cell::Cell::new(0);
+        let bound = || {
+            looks.set(looks.get() + 1);
+            (looks.get() < 3).then(|| ours.to_owned())
+        };
+        assert!(is_let_go_of(ours, Duration::from_secs(60), bound));
+    }
 }
