@@ -195,11 +195,15 @@ fn remove(path: &Path) {
     let _ = fs::remove_file(path);
 }
 
-/// A listening Unix socket that only its owner may connect to.
+/// A listening Unix socket that only its owner may connect to. It is there once it listens: one at which nobody does is
+/// taken for a dead process's, and removed.
 fn private_listener(path: &Path) -> io::Result<UnixListener> {
+    let early = path.with_extension(format!("~{}", std::process::id()));
+    remove(&early);
     let before = rustix::process::umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
-    let listener = UnixListener::bind(path);
+    let listener = UnixListener::bind(&early);
     rustix::process::umask(before);
+    fs::rename(&early, path).inspect_err(|_| remove(&early))?;
     listener
 }
 
