@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 /// How long a server that was asked to leave may take to end.
-const LEAVING: Duration = Duration::from_secs(10);
+const LEAVING: Duration = Duration::from_secs(30);
 /// How long to sleep before looking again.
 const PAUSE: Duration = Duration::from_millis(2);
 

@@ -31,7 +31,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// How long answers of the control socket that are under way may take at the end.
-const LAST_ANSWERS: Duration = Duration::from_secs(1);
+const LAST_ANSWERS: Duration = Duration::from_secs(5);
 
 /// How long whoever asked us to leave may take to read that we do.
 const LAST_ANSWERS_TAKEN: Duration = Duration::from_millis(20);

@@ -22,7 +22,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 /// are younger, come behind.
 const UNDER_WAY_MAX: usize = 4096;
 /// How long a reactor may take to say what is under way on it.
-const ANSWER_TIME: Duration = Duration::from_secs(1);
+const ANSWER_TIME: Duration = Duration::from_secs(3);
 /// No limit.
 const OFF: u64 = u64::MAX;
 
@@ -256,7 +256,7 @@ impl InFlightList {
 }
 
 impl Host {
-    /// What is under way of a device. Takes a second at most.
+    /// What is under way of a device. Takes three seconds at most.
     pub async fn in_flight(&self, device: &Arc<Device>) -> InFlightList {
         let asked: Vec<_> = self.reactors().iter().map(|reactor| reactor.under_way(device.clone())).collect();
         let mut list = InFlightList::default();

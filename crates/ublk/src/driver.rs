@@ -21,7 +21,7 @@ const STOP: Duration = Duration::from_secs(60);
 /// Deleting one waits for whoever has its character device open, and behind others that are deleted meanwhile.
 const DELETE: Duration = Duration::from_secs(30);
 /// A node comes as soon as devtmpfs or udev has made it.
-const NODE: Duration = Duration::from_secs(5);
+const NODE: Duration = Duration::from_secs(15);
 /// Any number that is free.
 const ANY: u32 = u32::MAX;
 /// The CPUs that an affinity mask may name.

@@ -22,9 +22,11 @@ pub(super) const DENIES: i64 = 200;
 const READ: i64 = 0;
 pub(super) const WRITE: i64 = 1;
 const RESIZE: i64 = 3;
-/// How long a lock is tried for: the kernel takes a moment to end the rings of a program that was killed, and
-/// its files stay locked until then.
-const LINGER: Duration = Duration::from_millis(400);
+/// How long a lock is tried for: the kernel takes a moment to end the rings of a program that was killed, longer where the
+/// processor is busy, and its files stay locked until then.
+const LINGER: Duration = Duration::from_millis(if cfg!(test) { 400 } else { 2000 });
+/// How often meanwhile.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Whether the file is locked, for `show`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,7 +58,7 @@ pub(super) fn lock(file: &File, spec: &FileSpec) -> Result<Locked, OpenError> {
     let begun = Instant::now();
     let mut result = conflict(file, does, denies);
     while matches!(result, Ok(Some(_))) && begun.elapsed() < LINGER {
-        std::thread::sleep(LINGER / 20);
+        std::thread::sleep(LOOK);
         result = conflict(file, does, denies);
     }
     match result {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 
 /// How long a process may take to tell about itself. A deletion may take as long as it needs: it drains.
-const ANSWER_TIME: Duration = Duration::from_secs(5);
+const ANSWER_TIME: Duration = Duration::from_secs(15);
 
 /// The connection's own work.
 type Speaking = Connection<TokioIo<UnixStream>, Full<Bytes>>;

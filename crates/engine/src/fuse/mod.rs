@@ -25,7 +25,7 @@ mod users;
 pub use users::{User, users_of};
 
 /// How long the kernel may take for its first words, by which we know that somebody takes what it asks for.
-const FIRST_WORDS_MAX: Duration = Duration::from_secs(5);
+const FIRST_WORDS_MAX: Duration = Duration::from_secs(30);
 /// How often that is looked for: 0.2 ms.
 const LOOK: Duration = Duration::from_micros(200);
 

@@ -19,7 +19,7 @@ const PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
 const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
 
 /// How long a reactor may take to hand over its entries.
-const ENLIST_MAX: Duration = Duration::from_secs(5);
+const ENLIST_MAX: Duration = Duration::from_secs(30);
 
 /// How long a mount may live on after it was unmounted: longer than the kernel needs to tell all who serve it.
 const ELSEWHERE_MAX: Duration = Duration::from_secs(1);

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The kernel lets go of a file soon after the loop device did; the mount can be taken away only then.
-const LET_GO_MAX: Duration = Duration::from_secs(2);
+const LET_GO_MAX: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(1);
 
 /// Why a device is not shown as a loop device, or not taken away.

@@ -41,8 +41,9 @@ use tokio::sync::{Mutex, Notify};
 /// The most connections of one device, as `--nbd-device` has it.
 const CONNECTIONS_MAX: usize = 256;
 /// How often, and how long apart, sockets are brought to a device whose old ones the kernel has not yet noticed
-/// to be closed. It does at once, unless it is busy.
-const TAKE_OVER_TRIES: u32 = 20;
+/// to be closed. It does at once, unless it is busy: for three seconds, as the rings of a server that was killed end some
+/// time after it.
+const TAKE_OVER_TRIES: u32 = if cfg!(test) { 4 } else { 60 };
 const TAKE_OVER_PAUSE: Duration = Duration::from_millis(50);
 /// How long the kernel may take to let go of a device.
 const DISCONNECT_MAX: Duration = Duration::from_secs(10);

@@ -41,7 +41,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a server that was killed may take to be cleared away before another one is let in.
-const CLEARING: Duration = Duration::from_secs(10);
+const CLEARING: Duration = Duration::from_secs(30);
 /// How long requests under way may take before a planned change of server is given up.
 const QUIESCING: Duration = Duration::from_secs(10);
 /// How long to sleep before looking again.
