@@ -77,12 +77,18 @@ fn timers_come_in_order_and_not_early() {
 #[test]
 fn a_cancelled_timer_ends_once() {
     on_both(RingConfig::default(), |mut ring| {
-        let at = later(&mut ring, 5);
-        ring.timer(id(1), at);
-        ring.cancel(id(1));
-        ring.cancel(id(1));
-        assert_eq!(io_result(&mut ring, id(1)), -i64::from(libc::ECANCELED));
-        assert_eq!(within(&mut ring, Duration::from_millis(15)), None);
+        // Where the processor is busy it may have come before it was cancelled: then once more.
+        let is_cancelled = (0..100).any(|_| {
+            let at = later(&mut ring, 5);
+            ring.timer(id(1), at);
+            ring.cancel(id(1));
+            ring.cancel(id(1));
+            let result = io_result(&mut ring, id(1));
+            assert!([0, -i64::from(libc::ECANCELED)].contains(&result), "{result}");
+            assert_eq!(within(&mut ring, Duration::from_millis(15)), None);
+            result != 0
+        });
+        assert!(is_cancelled);
     });
 }
 
