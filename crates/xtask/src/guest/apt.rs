@@ -5,7 +5,7 @@
 //! the other suites, and only their names are added here. What is already installed counts as installed, so that only
 //! missing libraries are fetched with a program. Debian only; others get an error that says what to set instead.
 
-use super::process::{output, quiet};
+use super::process::{fetch, output, quiet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -104,7 +104,7 @@ impl Apt {
             .collect();
         super::write(&folder.join("sources.list"), sources.as_bytes())?;
         let apt = Apt { folder };
-        quiet(apt.command("apt-get").args(["update", "--allow-releaseinfo-change"]))?;
+        fetch(apt.command("apt-get").args(["update", "--allow-releaseinfo-change"]))?;
         Ok(apt)
     }
 
@@ -137,6 +137,8 @@ impl Apt {
             "Debug::NoLocking=true".into(),
             "Acquire::Languages=none".into(),
             "Acquire::Retries=5".into(),
+            // Lists that did not come are no success.
+            "APT::Update::Error-Mode=any".into(),
             "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false".into(),
             // The unprivileged user that apt downloads as cannot write to a folder below a private home.
             "APT::Sandbox::User=".into(),
@@ -172,7 +174,7 @@ impl Apt {
     /// Those of apt and dpkg.
     pub fn unpack(&self, packages: &[String], root: &Path) -> Result<(), String> {
         let downloads = self.downloads()?;
-        quiet(self.command("apt-get").arg("download").args(packages).current_dir(&downloads))?;
+        fetch(self.command("apt-get").arg("download").args(packages).current_dir(&downloads))?;
         unpack_all(&downloads, root)
     }
 
@@ -192,7 +194,7 @@ impl Apt {
             "--target-release",
             suite,
         ]);
-        quiet(install.args(packages))?;
+        fetch(install.args(packages))?;
         unpack_all(&downloads, root)
     }
 

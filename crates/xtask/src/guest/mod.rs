@@ -28,7 +28,7 @@ pub const CACHE: &str = "BLOCKYARD_GUEST_CACHE";
 /// When a job is given up, unless it says otherwise.
 const LIMIT: Duration = Duration::from_secs(120);
 /// The same for all the tests: what CI has for them.
-const LIMIT_SUITE: Duration = Duration::from_secs(600);
+const LIMIT_SUITE: Duration = Duration::from_secs(800);
 
 const USAGE: &str = "\
 usage: ./x guest [OPTIONS] SCRIPT [ARGUMENTS...]
@@ -44,7 +44,7 @@ The job finds blockyard and the usual tools in PATH, itself and what --with name
   --kernel WHICH     newest (the usual one), older (of the stable release), a version's beginning (6.1), or uml
   --with FILE        take this file too: a program goes to PATH with its libraries, anything else to /job (repeatable)
   --out DIR          where the job's /out and the logs go (target/guest/out)
-  --timeout SECONDS  when the job is given up (120; suites 600)
+  --timeout SECONDS  when the job is given up (120; suites 800)
   --cpus N           processors (2)
   --memory MIB       memory (2048)
   --append WORDS     for the kernel's command line

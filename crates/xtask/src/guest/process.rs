@@ -1,6 +1,7 @@
 //! Other programs, run to their end: with their output kept for the error message.
 
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 fn finish(command: &mut Command) -> Result<Output, String> {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
@@ -20,6 +21,22 @@ fn finish(command: &mut Command) -> Result<Output, String> {
 /// The command line, how it ended and what it said on stderr.
 pub fn quiet(command: &mut Command) -> Result<(), String> {
     finish(command).map(drop)
+}
+
+/// Runs a program that fetches something, and again where that fails: what is on the way may be there a moment later.
+///
+/// # Errors
+/// As [`quiet`], of the last time.
+pub fn fetch(command: &mut Command) -> Result<(), String> {
+    const PAUSES: [u64; 2] = [1, 4];
+    for pause in PAUSES {
+        match quiet(command) {
+            Ok(()) => return Ok(()),
+            Err(error) => eprintln!("guest: {error}\nguest: once more in {pause} s"),
+        }
+        std::thread::sleep(Duration::from_secs(pause));
+    }
+    quiet(command)
 }
 
 /// Runs a program and returns what it printed.
