@@ -16,8 +16,6 @@ use std::time::Duration;
 
 /// Messages end with this.
 const END: u8 = 0;
-/// A first start on a busy machine.
-const START: Duration = Duration::from_secs(60);
 
 /// One page in a browser of its own.
 pub struct Browser {
@@ -64,7 +62,7 @@ impl Browser {
         });
         let mut browser =
             Browser { child, orders, answers, number: 0, session: None, complaints: Vec::new() };
-        let target = browser.call_within("Target.createTarget", json!({ "url": "about:blank" }), START);
+        let target = browser.call("Target.createTarget", json!({ "url": "about:blank" }));
         let attach = json!({ "targetId": target["targetId"], "flatten": true });
         let attached = browser.call("Target.attachToTarget", attach);
         browser.session = attached["sessionId"].as_str().map(str::to_owned);
@@ -80,11 +78,6 @@ impl Browser {
     /// If it is refused, or not answered.
     #[track_caller]
     pub fn call(&mut self, method: &str, params: Value) -> Value {
-        self.call_within(method, params, PATIENCE)
-    }
-
-    #[track_caller]
-    fn call_within(&mut self, method: &str, params: Value, limit: Duration) -> Value {
         self.number += 1;
         let mut order = json!({ "id": self.number, "method": method, "params": params });
         if let Some(session) = &self.session {
@@ -94,7 +87,7 @@ impl Browser {
         text.push(END);
         self.orders.write_all(&text).expect("the browser is there");
         loop {
-            let answer = self.answers.recv_timeout(limit);
+            let answer = self.answers.recv_timeout(PATIENCE);
             let mut answer = answer.unwrap_or_else(|why| panic!("{method}: {why}"));
             if answer["id"] == self.number {
                 assert!(answer.get("error").is_none(), "{method}: {answer}");

@@ -7,6 +7,7 @@ use crate::server::{Sandbox, Server};
 use crate::tools::{Outcome, PATIENCE, command, find, run, skip, until};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// What the C library calls a file whose FUSE server is gone.
 const ENOTCONN: &str = "Transport endpoint is not connected";
@@ -131,9 +132,25 @@ impl Drop for Loop<'_> {
     }
 }
 
+/// File systems that this program has mounted.
+static MOUNTS: Mutex<usize> = Mutex::new(0);
+/// Told when there is one less.
+static UNMOUNTED: Condvar = Condvar::new();
+
+fn mounts() -> MutexGuard<'static, usize> {
+    MOUNTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits until this program has no file system mounted; it mounts none until the answer is dropped. For whoever makes a mount
+/// namespace: that begins with a copy of every mount, and the copy keeps a device in use after it was unmounted here.
+pub fn nothing_mounted() -> MutexGuard<'static, usize> {
+    UNMOUNTED.wait_while(mounts(), |count| *count > 0).unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A mounted file system.
 pub struct Mount {
     path: PathBuf,
+    is_mounted: bool,
 }
 
 impl Mount {
@@ -146,7 +163,8 @@ impl Mount {
         let name = format!("mnt-{}", device.trim_start_matches("/dev/").replace('/', "-"));
         let path = sandbox.path(&name);
         std::fs::create_dir_all(&path).expect("a folder in the sandbox");
-        let mount = Mount { path };
+        *mounts() += 1;
+        let mount = Mount { path, is_mounted: true };
         run(command(&["mount", "-t", kind, device]).arg(&mount.path)).ok();
         mount
     }
@@ -161,9 +179,9 @@ impl Mount {
     /// # Panics
     /// If it is in use.
     #[track_caller]
-    pub fn unmount(self) {
+    pub fn unmount(mut self) {
         run(command(&["umount"]).arg(&self.path)).ok();
-        std::mem::forget(self);
+        self.is_mounted = false;
     }
 
     /// Run a script of the shell in it; it stops at the first error.
@@ -178,7 +196,11 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        let _ = run(command(&["umount", "-l"]).arg(&self.path));
+        if self.is_mounted {
+            let _ = run(command(&["umount", "-l"]).arg(&self.path));
+        }
+        *mounts() -= 1;
+        UNMOUNTED.notify_all();
     }
 }
 

@@ -63,6 +63,18 @@ pub fn fio(server: &Server, options: &str) -> Command {
     fio
 }
 
+/// Whether somebody takes connections at a Unix socket, by the kernel's list of them: its file is there a moment before.
+fn listens(socket: &Path) -> bool {
+    /// `__SO_ACCEPTCON`.
+    const LISTENS: &str = "00010000";
+    let list = std::fs::read("/proc/net/unix").unwrap_or_default();
+    let path = socket.to_string_lossy();
+    String::from_utf8_lossy(&list).lines().any(|line| {
+        let mut words = line.split_whitespace();
+        words.nth(3) == Some(LISTENS) && words.nth(3) == Some(&*path)
+    })
+}
+
 /// A server that is not ours.
 pub struct Foreign {
     child: Child,
@@ -111,7 +123,7 @@ impl Foreign {
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let mut child = child.unwrap_or_else(|why| panic!("{}: {why}", program.display()));
         // A connection that says nothing costs a server for one client its only place, so nothing connects here.
-        let is_up = until(PATIENCE, || socket.exists().then_some(()));
+        let is_up = until(PATIENCE, || listens(&socket).then_some(()));
         assert!(is_up.is_some(), "{}: {:?}", program.display(), child.try_wait());
         Foreign { child, socket }
     }

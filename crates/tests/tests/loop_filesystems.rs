@@ -149,14 +149,11 @@ fn fstrim_gives_space_back_to_the_image() {
         mount.shell("rm \"$M/large\"; sync -f \"$M\"").ok();
         // XFS lets go of a removed file's blocks in the background, some time after it was removed.
         let mut given_back = 0;
-        for _ in 0..50 {
+        until(PATIENCE, || {
             mount.shell("fstrim \"$M\"").ok();
             given_back = full.saturating_sub(taken());
-            if given_back >= 60 * MIB {
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(200));
-        }
+            (given_back >= 60 * MIB).then_some(())
+        });
         assert!(given_back >= 60 * MIB, "{kind}: {full} bytes before, {given_back} given back");
         mount.unmount();
         disk.check(kind);

@@ -11,6 +11,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 const MIB: u64 = 1 << 20;
@@ -62,8 +63,8 @@ fn requests_through_io_uring_are_what_they_are_through_the_device() {
     any_bytes_are_read_and_written();
     blocks_that_are_large_are_read_and_written_in_part();
     where_there_is_no_room_for_it_requests_come_through_the_device();
-    what_is_forced_away_leaves_nobody_waiting();
-    what_is_mounted_elsewhere_leaves_nobody_waiting();
+    leaves_nobody_waiting(what_is_forced_away);
+    leaves_nobody_waiting(what_is_mounted_elsewhere);
     a_file_system_survives_a_killed_server();
     drop(switched);
     without_the_switch_it_says_so();
@@ -187,23 +188,30 @@ fn where_there_is_no_room_for_it_requests_come_through_the_device() {
     }
 }
 
-fn what_is_forced_away_leaves_nobody_waiting() {
+/// Tells how long it took: well under the ten seconds for which a reactor would wait for what the kernel keeps. A busy machine may
+/// take as long for anything, and then it is done again; who waits does so each time.
+fn leaves_nobody_waiting(taken_away: fn() -> Duration) {
+    let times: Vec<Duration> = (0..5).map(|_| taken_away()).take_while(|time| time.as_secs() >= 8).collect();
+    assert!(times.len() < 5, "it took {times:?}");
+}
+
+fn what_is_forced_away() -> Duration {
     let sandbox = Sandbox::new(Engine::IoUring);
     let path = sandbox.path("disk.raw");
     let export = format!("{},uring=on", path.display());
     sandbox.run(&["add", "ram:4M", "--name", "disk", "--fuse", &export]).ok();
     let file = open(&path);
     file.write_all_at(&[1; 4096], 0).expect("a write");
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     let said = sandbox.run(&["del", "disk"]).failed();
     assert!(said.contains("in use"), "{said}");
     sandbox.run(&["del", "disk", "--force"]).ok();
-    // Well under the ten seconds for which a reactor would wait for what the kernel keeps.
-    assert!(start.elapsed().as_secs() < 8, "it took {:?}", start.elapsed());
+    let taken = start.elapsed();
     assert!(file.read_at(&mut [0; 512], 0).is_err(), "who still has it gets errors");
+    taken
 }
 
-fn what_is_mounted_elsewhere_leaves_nobody_waiting() {
+fn what_is_mounted_elsewhere() -> Duration {
     let sandbox = Sandbox::new(Engine::IoUring);
     let path = sandbox.path("disk.raw");
     // The process goes on for the other's sake: its end would be told to everyone, too.
@@ -222,14 +230,14 @@ fn what_is_mounted_elsewhere_leaves_nobody_waiting() {
     let mut elsewhere = elsewhere.spawn().expect("unshare starts");
     let mut line = [0; 5];
     elsewhere.stdout.take().expect("a pipe").read_exact(&mut line).expect("it opens the file");
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     sandbox.run(&["del", "disk"]).ok();
-    // Well under the ten seconds for which a reactor would wait for what the kernel keeps.
-    assert!(start.elapsed().as_secs() < 8, "it took {:?}", start.elapsed());
+    let taken = start.elapsed();
     elsewhere.stdin.take().expect("a pipe").write_all(b"go\n").expect("it listens");
     let status = wait_within(&mut elsewhere, PATIENCE).expect("who has it elsewhere is told");
     assert!(status.success(), "and gets an error");
     server.terminate();
+    taken
 }
 
 fn a_file_system_survives_a_killed_server() {

@@ -29,7 +29,7 @@ fn blk_sequential_writes_of_fio_are_merged_and_stat_shows_it() {
     }
     let sandbox = Sandbox::default();
     // One request at the device at a time, and that for a while: the others gather.
-    let stack = "null:1G,irqmode=timer,completion=5ms";
+    let stack = "null:1G,irqmode=timer,completion=20ms";
     let server = sandbox.serve(stack, &["--name", "disk", "--scheduler", "mq-deadline,queue_depth=1"]);
     let uri = format!("--uri={}", server.uri());
     let job = ["fio", "--name=j", "--ioengine=nbd", "--rw=write", "--bs=4k", "--iodepth=32", "--size=4M"];

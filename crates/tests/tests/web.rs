@@ -128,8 +128,7 @@ fn charts_get_their_data(browser: &mut Browser, pictures: &Path) {
         pixels("[aria-label='Latency heat map'] canvas", &["heat-1", "heat-2", "heat-3", "heat-4", "heat-5"])
     ));
     // All is on one screen, but for what fonts that are higher than others need.
-    let height = browser.eval("document.documentElement.scrollHeight");
-    assert!(height.as_u64().is_some_and(|height| height <= 1000), "{height}");
+    browser.wait_for("document.documentElement.scrollHeight <= 1000");
     browser.screenshot(&pictures.join("activity.png"));
 }
 
@@ -215,8 +214,7 @@ fn it_is_dark_and_narrow_where_that_is_wanted(browser: &mut Browser, pictures: &
     browser.look(400, 860, "dark");
     for tab in ["details", "stack", "addresses", "activity"] {
         browser.eval(&format!("document.querySelector('#tab-{tab}').click()"));
-        let width = browser.eval("document.documentElement.scrollWidth");
-        assert!(width.as_u64().is_some_and(|width| width <= 400), "{tab}: {width}");
+        browser.wait_for("document.documentElement.scrollWidth <= 400");
     }
     browser.screenshot(&pictures.join("activity-narrow.png"));
 }

@@ -17,7 +17,7 @@ const SKIPPED: u8 = 77;
 /// Before the reason, in the child's output.
 const REASON: &str = "skipped: ";
 /// When a test is given up. Emulated processors are slow, and who emulates them may be busy. Two that hang, and what is
-/// done about that, leave time for the others within the ten minutes of `./x guest --suite`.
+/// done about that, leave time for the others within the time of `./x guest --suite`.
 const LIMIT: Duration = Duration::from_secs(120);
 /// The same for long runs.
 const LIMIT_SOAK: Duration = Duration::from_secs(3600);

@@ -3,7 +3,7 @@
 
 use super::data::{Memory, in_place};
 use super::{Ublk, needs};
-use crate::guest::disk::{Disk, tool};
+use crate::guest::disk::Disk;
 use crate::guest::writer::Writer;
 use crate::guest::{Done, Skip, Test, soak, test};
 use crate::server::{is_alive, signal};
@@ -333,12 +333,8 @@ fn die_in_recovery() -> Done {
         std::thread::sleep(Duration::from_millis(pause_ms));
         let _ = recovering.kill();
         let _ = recovering.wait();
-        tool(&[
-            "sh",
-            "-c",
-            "for p in /proc/[0-9]*; do grep -qx blockyard $p/comm && kill -9 ${p#/proc/}; done; true",
-        ])
-        .ok();
+        // One that is killed may just have started another.
+        until(PATIENCE, || killed_all_servers().then_some(())).expect("they end");
         // It waits, whether or not one got as far as to take it over.
         if ublk.driver.devices().contains(&ublk.number()) {
             ublk.command(&["del", "disk"]).ok();
@@ -346,6 +342,18 @@ fn die_in_recovery() -> Done {
         ublk.await_gone();
     }
     Ok(())
+}
+
+/// Kills every process of the binary that there is; whether there was none.
+fn killed_all_servers() -> bool {
+    let names = std::fs::read_dir("/proc").expect("it is there").flatten().map(|entry| entry.file_name());
+    let is_server = |pid: &u32| {
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        name.trim() == "blockyard" && is_alive(*pid)
+    };
+    let pids: Vec<u32> = names.filter_map(|name| name.to_str()?.parse().ok()).filter(is_server).collect();
+    pids.iter().for_each(|&pid| signal(pid, Signal::KILL));
+    pids.is_empty()
 }
 
 /// Puts another program in the server's place, again and again, with writers at work throughout.
