@@ -1,6 +1,7 @@
 //! Log-linear latency histograms: sixteen buckets for every doubling, so a bucket is at most 6.25 %
 //! wide, from 1 ns to 137 s. Written by one thread with plain stores, read by any.
 
+use block::Op;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// `log2` of the buckets a doubling.
@@ -30,29 +31,32 @@ pub fn bucket_floor(bucket: usize) -> u64 {
     ((bucket - shift * sub) as u64) << shift
 }
 
-/// A histogram that one thread counts into.
+/// Histograms that one thread counts into, one for each operation. What they have for one bucket lies side by side, so that
+/// requests that took equally long are counted in the same place, whatever they are.
 #[derive(Debug)]
-pub(crate) struct Histogram {
-    buckets: Box<[AtomicU64; BUCKETS]>,
+pub(crate) struct Histograms {
+    rows: Box<[[AtomicU64; Op::COUNT]; BUCKETS]>,
 }
 
-impl Default for Histogram {
+impl Default for Histograms {
     fn default() -> Self {
-        Histogram { buckets: Box::new([const { AtomicU64::new(0) }; BUCKETS]) }
+        let empty = || [const { AtomicU64::new(0) }; Op::COUNT];
+        let rows: Box<[_]> = std::iter::repeat_with(empty).take(BUCKETS).collect();
+        let Ok(rows) = rows.try_into() else { unreachable!("there are as many rows as buckets") };
+        Histograms { rows }
     }
 }
 
-impl Histogram {
-    /// Count a value that was there so many times. Only the owning thread may.
+impl Histograms {
+    /// Where a value is counted, by operation. Only the owning thread may count.
     #[inline]
-    pub(crate) fn count(&self, value: u64, times: u64) {
-        let bucket = &self.buckets[bucket_of(value)];
-        bucket.store(bucket.load(Relaxed) + times, Relaxed);
+    pub(crate) fn row(&self, value: u64) -> &[AtomicU64; Op::COUNT] {
+        &self.rows[bucket_of(value)]
     }
 
-    pub(crate) fn add_to(&self, counts: &mut Counts) {
-        for (sum, bucket) in counts.0.iter_mut().zip(self.buckets.iter()) {
-            *sum += bucket.load(Relaxed);
+    pub(crate) fn add_to(&self, op: usize, counts: &mut Counts) {
+        for (sum, row) in counts.0.iter_mut().zip(self.rows.iter()) {
+            *sum += row[op].load(Relaxed);
         }
     }
 }
@@ -133,10 +137,12 @@ mod tests {
 
     #[test]
     fn quantiles_are_within_a_bucket() {
-        let histogram = Histogram::default();
-        (1..=10_000u64).for_each(|value| histogram.count(value * 100, 1));
+        let histograms = Histograms::default();
+        for value in 1..=10_000u64 {
+            histograms.row(value * 100)[1].fetch_add(1, Relaxed);
+        }
         let mut counts = Counts::default();
-        histogram.add_to(&mut counts);
+        histograms.add_to(1, &mut counts);
         assert_eq!(counts.total(), 10_000);
         for (fraction, exact) in [(0.5, 500_000.0), (0.99, 990_000.0), (1.0, 1_000_000.0)] {
             let got = counts.quantile(fraction) as f64;

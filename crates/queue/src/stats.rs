@@ -2,30 +2,16 @@
 //! latency histogram for each operation. The queue's thread writes with plain stores, anyone reads.
 
 use crate::Nanos;
-use crate::histogram::{Counts, Histogram};
+use crate::histogram::{Counts, Histograms};
 use block::Op;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-#[derive(Debug)]
-struct OpStats {
-    merges: AtomicU64,
-    bytes: AtomicU64,
-    ticks_ns: AtomicU64,
-    latency: Histogram,
-    /// By the highest bit of their length, from that of a sector on.
-    sizes: [AtomicU64; SIZES],
-}
+/// A counter for each operation, side by side: who counts has a row, and picks an operation in it.
+type ByOp = [AtomicU64; Op::COUNT];
 
-impl Default for OpStats {
-    fn default() -> Self {
-        OpStats {
-            merges: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            ticks_ns: AtomicU64::new(0),
-            latency: Histogram::default(),
-            sizes: [const { AtomicU64::new(0) }; SIZES],
-        }
-    }
+/// Nothing counted.
+const fn none() -> ByOp {
+    [const { AtomicU64::new(0) }; Op::COUNT]
 }
 
 /// How many sizes are told apart: up to 512 bytes, up to 1 KiB, up to 2 KiB and so on.
@@ -57,16 +43,38 @@ impl NodeStats {
     }
 }
 
-/// The counters of one hardware queue.
-#[derive(Default, Debug)]
+/// The counters of one hardware queue. There is no count of requests: each has a size.
+#[derive(Debug)]
 pub struct QueueStats {
-    ops: [OpStats; Op::COUNT],
+    bytes: ByOp,
+    ticks_ns: ByOp,
+    merges: ByOp,
+    /// By the highest bit of their length, from that of a sector on.
+    sizes: [ByOp; SIZES],
+    latency: Histograms,
     nodes: [NodeStats; NODES],
     errors: AtomicU64,
     in_flight: AtomicU64,
     busy_ns: AtomicU64,
     /// When it last became busy; 0 while nothing is in flight.
     busy_since_ns: AtomicU64,
+}
+
+impl Default for QueueStats {
+    fn default() -> Self {
+        QueueStats {
+            bytes: none(),
+            ticks_ns: none(),
+            merges: none(),
+            sizes: [const { none() }; SIZES],
+            latency: Histograms::default(),
+            nodes: Default::default(),
+            errors: AtomicU64::new(0),
+            in_flight: AtomicU64::new(0),
+            busy_ns: AtomicU64::new(0),
+            busy_since_ns: AtomicU64::new(0),
+        }
+    }
 }
 
 /// A request that is over and not yet counted: latency needs a clock, and that is read once for many.
@@ -85,30 +93,40 @@ fn bump(counter: &AtomicU64, by: u64) {
 
 impl QueueStats {
     pub(crate) fn count(&self, ended: &[Ended], now: Nanos) {
-        // The clock is read once for many, so that they began together; what is alike is counted together.
-        for alike in ended.chunk_by(|one, next| one.start == next.start && one.op == next.op) {
-            let op = &self.ops[alike[0].op as usize];
-            let (ios, latency) = (alike.len() as u64, now.since(alike[0].start));
-            let (mut bytes, mut errors) = (0, 0);
-            for end in alike {
-                bytes += end.len;
-                errors += u64::from(end.failed);
-                bump(&op.sizes[size_of_len(end.len)], 1);
+        let Some(first) = ended.first() else { return };
+        // The clock is read once for many, so most began when the one before did, and most are as long: where in the
+        // histograms they belong is found anew only when that changes.
+        let (mut start, mut len) = (first.start, first.len);
+        let mut latency = now.since(start);
+        let (mut latencies, mut sizes) = (self.latency.row(latency), &self.sizes[size_of_len(len)]);
+        let mut errors = 0;
+        for end in ended {
+            if end.start != start {
+                start = end.start;
+                latency = now.since(start);
+                latencies = self.latency.row(latency);
             }
-            bump(&op.bytes, bytes);
-            bump(&op.ticks_ns, latency * ios);
-            op.latency.count(latency, ios);
-            if errors > 0 {
-                bump(&self.errors, errors);
+            if end.len != len {
+                len = end.len;
+                sizes = &self.sizes[size_of_len(len)];
             }
+            let op = end.op as usize;
+            bump(&self.bytes[op], len);
+            bump(&self.ticks_ns[op], latency);
+            bump(&sizes[op], 1);
+            bump(&latencies[op], 1);
+            errors += u64::from(end.failed);
+        }
+        if errors > 0 {
+            bump(&self.errors, errors);
         }
     }
 
     /// Requests that were merged into others, by operation; 0 from then on.
     #[cold]
     pub(crate) fn count_merges(&self, merges: &mut [u64; Op::COUNT]) {
-        for (op, count) in self.ops.iter().zip(merges) {
-            bump(&op.merges, std::mem::take(count));
+        for (sum, count) in self.merges.iter().zip(merges) {
+            bump(sum, std::mem::take(count));
         }
     }
 
@@ -136,15 +154,14 @@ impl QueueStats {
     /// has requests in flight.
     pub fn snapshot(&self, now: Nanos) -> Snapshot {
         let mut snapshot = Snapshot::default();
-        for (into, op) in snapshot.ops.iter_mut().zip(&self.ops) {
-            into.merges = op.merges.load(Relaxed);
-            into.bytes = op.bytes.load(Relaxed);
-            into.ticks_ns = op.ticks_ns.load(Relaxed);
-            op.latency.add_to(&mut into.latency);
-            for (sum, count) in into.sizes.iter_mut().zip(&op.sizes) {
-                *sum = count.load(Relaxed);
+        for (op, into) in snapshot.ops.iter_mut().enumerate() {
+            into.merges = self.merges[op].load(Relaxed);
+            into.bytes = self.bytes[op].load(Relaxed);
+            into.ticks_ns = self.ticks_ns[op].load(Relaxed);
+            self.latency.add_to(op, &mut into.latency);
+            for (sum, row) in into.sizes.iter_mut().zip(&self.sizes) {
+                *sum = row[op].load(Relaxed);
             }
-            // Each has a size.
             into.ios = into.sizes.iter().sum();
         }
         for (into, node) in snapshot.nodes.iter_mut().zip(&self.nodes) {

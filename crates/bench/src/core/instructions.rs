@@ -78,7 +78,7 @@ const GOALS: [(&str, Option<f64>); ROWS] = [
     ("multipath_queue_length_4", None),
     ("multipath_historical_4", None),
     ("multipath_io_affinity_4", None),
-    ("statistics_request", None),
+    ("statistics_request", Some(25.0)),
     ("statistics_layer", Some(25.0)),
     ("statistics_layer_at_rest", Some(25.0)),
     ("mq_deadline", None),

@@ -192,8 +192,9 @@ impl Rig {
             }
         }
         stack.backend(backend(stacking));
-        // A null device's reads are lent, as the NBD export has them; a RAM disk's are to be copied.
-        let flags = if stacking == Stacking::Ram { Flags::NONE } else { Flags::MAY_LEND };
+        // A null device's reads are lent, as the NBD export has them; a RAM disk's are to be copied, and those that are cut
+        // bring memory, too.
+        let flags = if stacking == Stacking::Ram || is_long { Flags::NONE } else { Flags::MAY_LEND };
         let mut rig = Rig::over(stack, len, flags);
         if stacking == Stacking::Ram {
             rig.fill();
@@ -251,11 +252,14 @@ impl Rig {
             self.next += 1;
             let memory =
                 Segment { offset: tag.index() as u64 * self.len, len: self.len as u32, region: BUFFERS };
+            let op = mix.op(index);
+            // Where reads are sure to be lent memory, the exports bring none.
+            let lent = op == Op::Read && self.flags.has(Flags::MAY_LEND);
             let req = Request {
                 offset: Bytes(self.offsets[index]),
                 len: Bytes(self.len),
-                data: Data::One(memory),
-                op: mix.op(index),
+                data: if lent { Data::NONE } else { Data::One(memory) },
+                op,
                 flags: self.flags,
             };
             self.queue.submit(tag, Owner(index as u32), req, &mut self.ring);
