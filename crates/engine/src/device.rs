@@ -18,13 +18,13 @@ use crate::tree::{Loaded, Surroundings};
 use backends::{CompletionError, Fact, Features, NullError, OpenError, RamError};
 use block::{Bytes, Integrity, LimitsError, ParseLimitsError, Profile, QueueLimits};
 use images::ImageError;
-use queue::{DEPTH_MAX, Nanos, QueueStats, Snapshot, StackError};
+use queue::{DEPTH_MAX, Gate, Nanos, QueueStats, Snapshot, StackError};
 use ring::KernelRing;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 /// A page of the page cache, in bytes.
@@ -170,6 +170,8 @@ pub struct Device {
     glance: Mutex<Weak<Lanes>>,
     /// What is said of slow requests.
     pub(crate) slow: SlowLog,
+    /// Keeps writes from those that write parts of blocks; none: nobody has ever done so.
+    gate: OnceLock<Arc<Gate>>,
 }
 
 impl Device {
@@ -199,6 +201,7 @@ impl Device {
             told: Mutex::default(),
             glance: Mutex::default(),
             slow: SlowLog::new(config.slow),
+            gate: OnceLock::new(),
         })
     }
 
@@ -404,6 +407,17 @@ impl Device {
     /// What queues that are gone have counted.
     pub fn past(&self) -> Snapshot {
         self.past.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What keeps writes of parts of blocks from all others. Its queues heed it from when their reactors have been told to
+    /// listen.
+    pub(crate) fn make_gate(&self) -> &Arc<Gate> {
+        self.gate.get_or_init(Arc::default)
+    }
+
+    /// The same, if there is one.
+    pub(crate) fn gate(&self) -> Option<&Arc<Gate>> {
+        self.gate.get()
     }
 
     /// Who listens to its queues.

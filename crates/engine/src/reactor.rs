@@ -168,7 +168,8 @@ impl Reactor {
         self.post(Mail::Step(device, step));
     }
 
-    /// Have the device's queues listened to by whoever traces it now, or by nobody; ends when that is so.
+    /// Have the device's queues listened to by whoever traces it now, or by nobody, and guarded if it has a gate; ends when
+    /// that is so.
     pub(crate) fn listen(&self, device: Arc<Device>) -> oneshot::Receiver<()> {
         let (done, is_done) = oneshot::channel();
         self.post(Mail::Listen(device, done));
@@ -412,7 +413,8 @@ impl State {
         Ok(self.hosted.len() - 1)
     }
 
-    /// Have a queue listened to by whoever traces its device and whoever looks at it, or by nobody.
+    /// Have a queue listened to by whoever traces its device and whoever looks at it, or by nobody; and guarded, if somebody
+    /// writes parts of blocks.
     fn listen(&mut self, position: usize) {
         let Hosted { device, lane, .. } = &self.hosted[position];
         let tracer = device.trace().and_then(|session| {
@@ -426,8 +428,12 @@ impl State {
             (None, Some(sampler)) => Some(Box::new(sampler)),
             (Some(tracer), Some(sampler)) => Some(Box::new(trace::Both(tracer, sampler))),
         };
+        let gate = device.gate().map(|gate| (gate, self.nudge(lane.queue)));
         let queue = self.queues.get_mut(lane.queue);
         queue.set_probe(probe);
+        if let Some((gate, nudge)) = gate {
+            queue.guard(gate, nudge);
+        }
         queue.look_for_slow(device.slow.limit_ns());
     }
 

@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+mod gate;
 mod histogram;
 mod node;
 mod probe;
@@ -22,6 +23,7 @@ mod sockets;
 mod stats;
 mod verdict;
 
+pub use gate::{Gate, Nudge, Strips, Wish};
 pub use histogram::{BUCKETS, Counts, bucket_floor};
 pub use node::{ChildKind, Cx, NoChild, Node, NodeId, Verdict};
 pub use probe::{Event, Point, Probe};

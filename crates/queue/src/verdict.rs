@@ -11,10 +11,12 @@ use crate::slow::SlowNotes;
 use crate::stats::Ended;
 use crate::{ChildKind, Cx, Event, Nanos, Node, NodeId, Point, Probe, QueueId, QueueStats, Ring, Verdict};
 use block::{Bytes, Cookie, Data, Op, Request, Segment, Status, Tag};
+use guard::Guard;
 use seats::{Seat, Seats};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+mod guard;
 mod outside;
 mod seats;
 #[cfg(test)]
@@ -214,6 +216,10 @@ pub struct Queue<R: Ring> {
     frozen: bool,
     /// Somebody listens.
     watched: bool,
+    /// There is a guard.
+    guarded: bool,
+    /// Keeps writes from those that write parts of blocks; none: nobody does.
+    guard: Option<Box<Guard>>,
     /// What is noted of requests; none: nobody looks for slow ones.
     slow: Option<Box<SlowNotes>>,
     depth: u16,
@@ -254,6 +260,8 @@ impl<R: Ring> Queue<R> {
             in_flight: 0,
             frozen: false,
             watched: false,
+            guarded: false,
+            guard: None,
             slow: None,
             depth: config.depth,
             named: 0,
@@ -356,7 +364,7 @@ impl<R: Ring> Queue<R> {
             self.stats.in_flight(1, slot.start);
         }
         self.in_flight += 1;
-        if self.watched | self.frozen {
+        if self.watched | self.frozen | self.guarded {
             return self.submit_unusual(tag, ring);
         }
         self.carry_probed::<false>(tag, Verdict::Down(NodeId::TOP), ring);
@@ -365,7 +373,7 @@ impl<R: Ring> Queue<R> {
         }
     }
 
-    /// The same where somebody listens, or while requests are held back.
+    /// The same where somebody listens or writes may have to wait, or while requests are held back.
     #[cold]
     fn submit_unusual(&mut self, tag: Tag, ring: &mut R) {
         let slot = &mut self.slots[tag.index()];
@@ -377,7 +385,9 @@ impl<R: Ring> Queue<R> {
             self.waiting.push_back(tag);
             return;
         }
-        self.advance(tag, Verdict::Down(NodeId::TOP), ring);
+        if self.may_enter(tag) {
+            self.advance(tag, Verdict::Down(NodeId::TOP), ring);
+        }
     }
 
     /// What the ring carried under `cookie` is over: bytes moved, or a negative errno.
@@ -417,6 +427,9 @@ impl<R: Ring> Queue<R> {
             }
             self.advance(tag, Verdict::Down(node), ring);
         }
+        if self.guarded {
+            self.offer_guarded(ring);
+        }
         self.resume(ring);
         self.commit(ring);
         if !self.common.spawned.is_empty() || !self.common.resumed.is_empty() {
@@ -426,12 +439,16 @@ impl<R: Ring> Queue<R> {
 
     /// Requests that are over, each told once.
     pub fn done(&mut self) -> std::vec::Drain<'_, Done> {
+        Queue::<R>::leave_guarded(&mut self.guard, &self.done);
         self.done.drain(..)
     }
 
     /// The same, all at once: what is over changes place with `into`, which must be empty.
     pub fn swap_done(&mut self, into: &mut Vec<Done>) {
         debug_assert!(into.is_empty());
+        if self.guarded {
+            Queue::<R>::leave_guarded(&mut self.guard, &self.done);
+        }
         std::mem::swap(&mut self.done, into);
     }
 
@@ -465,7 +482,7 @@ impl<R: Ring> Queue<R> {
 
     /// Nothing is under way in the stack: it may be swapped, flushed or dropped.
     pub fn is_drained(&self) -> bool {
-        self.in_flight == self.waiting.len()
+        self.in_flight == self.waiting.len() + self.guard.as_ref().map_or(0, |guard| guard.waiting())
     }
 
     /// Put another stack in the place of the one there is, which comes back. Requests that were held back
@@ -540,8 +557,11 @@ impl<R: Ring> Queue<R> {
                 continue;
             }
             slot.state = State::Moving;
-            self.advance(tag, Verdict::Down(NodeId::TOP), ring);
+            if self.may_enter(tag) {
+                self.advance(tag, Verdict::Down(NodeId::TOP), ring);
+            }
         }
+        self.refuse_guarded(size.0, ring);
     }
 
     /// A request that is held back ends before it enters the stack.

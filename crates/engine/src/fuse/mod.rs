@@ -13,11 +13,13 @@ use crate::spec::{Bytes, FuseSpec, OverUring};
 use exports::fuse::{FileFacts, Shared};
 use fuse::{Mount, MountError, MountOptions};
 use over_uring::Choice;
+use queue::Gate;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use tokio::sync::oneshot::error::TryRecvError;
 
 mod over_uring;
 mod users;
@@ -63,6 +65,12 @@ pub enum FuseError {
     /// The kernel did not say what it can.
     #[error("{}: the kernel said nothing within {} s of mounting (is the machine overloaded? try again)", path.display(), FIRST_WORDS_MAX.as_secs())]
     NoWords {
+        /// Where.
+        path: PathBuf,
+    },
+    /// A thread is held up.
+    #[error("{}: the I/O threads did not answer within {} s (is the machine overloaded? try again)", path.display(), FIRST_WORDS_MAX.as_secs())]
+    NoThreads {
         /// Where.
         path: PathBuf,
     },
@@ -138,8 +146,11 @@ impl FuseExport {
     ) -> Result<FuseExport, FuseError> {
         let backing = if spec.passthrough { Some(passed_through(device)?) } else { None };
         let options = MountOptions { name: device.name().to_string(), read_only: device.read_only() };
+        let facts = facts(device, spec, way.wanted);
+        let writes_parts = facts.block_len_min > 1 && !facts.read_only;
+        let gate = if writes_parts { guarded(host, device, &spec.path)? } else { Arc::default() };
         let (mount, descriptor) = Mount::new(&spec.path, &options)?;
-        let shared = Arc::new(Shared::new(facts(device, spec, way.wanted)));
+        let shared = Arc::new(Shared::new(facts, gate));
         let name = options.name;
         let export = FuseExport { mount, name, shared, way, device: Mutex::new(Some(descriptor)) };
         match export.serve(host, device, backing, below_a_disk) {
@@ -312,6 +323,23 @@ fn adoption(descriptor: OwnedFd, shared: Arc<Shared>, below_a_disk: bool) -> Att
             tracing::error!(%error, "a mount could not be served on one of the threads");
         }
     })
+}
+
+/// Have all queues of the device keep what they write from parts of blocks that are written here.
+fn guarded(host: &Host, device: &Arc<Device>, path: &Path) -> Result<Arc<Gate>, FuseError> {
+    let gate = device.make_gate().clone();
+    let deadline = Instant::now() + FIRST_WORDS_MAX;
+    let mut told: Vec<_> = host.reactors().iter().map(|reactor| reactor.listen(device.clone())).collect();
+    loop {
+        told.retain_mut(|one| matches!(one.try_recv(), Err(TryRecvError::Empty)));
+        if told.is_empty() {
+            return Ok(gate);
+        }
+        if Instant::now() > deadline {
+            return Err(FuseError::NoThreads { path: path.to_owned() });
+        }
+        std::thread::sleep(LOOK);
+    }
 }
 
 fn facts(device: &Device, spec: &FuseSpec, over_io_uring: bool) -> FileFacts {

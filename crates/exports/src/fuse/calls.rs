@@ -1,14 +1,13 @@
 //! From what the kernel asks for to requests of the stack. What needs no stack is answered at once.
 
 use super::entries::End;
-use super::parts::Waiting;
 use super::shared::TRANSFER_MAX;
-use super::{Answer, Front, Hold, Pdu, Via};
+use super::{Answer, Front, Pdu, Via};
 use crate::{FrontNumber, Turn};
 use block::{Bytes, Data, Extent, Flags, Op, Request, Segment, Tag};
 use proto::fuse::wire::{CALL_LEN_MAX, HEAD_LEN, IN_HEADER_LEN, falloc, fopen};
 use proto::fuse::{self, Agreement, Call, Change, Header, Offer, Seek, Transfer};
-use queue::{Owner, Ring};
+use queue::{Owner, Ring, Strips};
 
 /// Requests that the kernel may have under way: as many as loop devices and writers ever have together.
 const BACKGROUND_MAX: u16 = 4096;
@@ -39,7 +38,7 @@ struct Asked {
 
 impl Asked {
     fn pdu(self, answer: Answer) -> Pdu {
-        Pdu { unique: self.unique, via: self.via, answer, memory: Segment::EMPTY, hold: Hold::Nothing }
+        Pdu { unique: self.unique, via: self.via, answer, memory: Segment::EMPTY, alone: Strips::NONE }
     }
 
     fn submit(self, answer: Answer, req: Request) -> Step {
@@ -75,7 +74,7 @@ impl Front {
         let Some(channel) = self.channels[index].as_mut() else { return };
         let queue = channel.queue;
         match step {
-            Step::Submit(pdu, req) => return self.begin(index, Waiting::new(tag, pdu, req), turn),
+            Step::Submit(pdu, req) => return self.begin(index, tag, pdu, req, turn),
             Step::End(errno) => channel.end(via, End { unique, errno }, turn.ring),
             Step::Ready(len) => channel.answer_from_room(via, unique, len as u32, turn.ring),
             Step::Agreed { len, agreement } => {
@@ -184,7 +183,7 @@ impl Front {
                 false => answer = Answer::FlushAfter(len as u32),
             }
         }
-        Step::Submit(Pdu { memory, hold: hold(block), ..asked.pdu(answer) }, req)
+        Step::Submit(Pdu { memory, ..asked.pdu(answer) }, req)
     }
 
     fn allocate(&mut self, asked: Asked, offset: u64, len: u64, mode: u32) -> Step {
@@ -213,7 +212,7 @@ impl Front {
         }
         let mut req = Request::new(Op::WriteZeroes, Bytes(offset), Bytes(end - offset));
         req.flags = flags;
-        Step::Submit(Pdu { hold: hold(block), ..asked.pdu(Answer::Status) }, req)
+        asked.submit(Answer::Status, req)
     }
 
     fn seek(&mut self, asked: Asked, offset: u64, what: Seek, turn: &mut Turn<'_>) -> Step {
@@ -292,11 +291,6 @@ impl Front {
             _ => Step::End(libc::ENOSYS),
         }
     }
-}
-
-/// What a change of whole blocks of that length keeps others from.
-fn hold(block: u64) -> Hold {
-    if block > 1 { Hold::Whole } else { Hold::Nothing }
 }
 
 /// Take a request apart that lies in two pieces.

@@ -54,6 +54,8 @@ pub(super) struct Channel {
     pub(super) waiting: VecDeque<Waiting>,
     /// Where the blocks of a write of parts of blocks are put together. `None`: there was no such write.
     pub(super) part_room: Option<Segment>,
+    /// A write has that.
+    pub(super) is_putting_together: bool,
 }
 
 /// What came of looking for a request.
@@ -89,6 +91,7 @@ impl Channel {
             entries: None,
             waiting: VecDeque::new(),
             part_room: None,
+            is_putting_together: false,
         }
     }
 

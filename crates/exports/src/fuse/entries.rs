@@ -253,7 +253,7 @@ mod tests {
     const QUEUE: QueueId = QueueId(0);
 
     fn shared() -> Arc<Shared> {
-        Arc::new(Shared::new(FileFacts {
+        let facts = FileFacts {
             size: 1 << 20,
             read_only: false,
             block_len_min: 512,
@@ -263,7 +263,8 @@ mod tests {
             passthrough: false,
             over_io_uring: true,
             owner: (0, 0),
-        }))
+        };
+        Arc::new(Shared::new(facts, Arc::default()))
     }
 
     /// A mount with one entry, which the kernel has or has not.

@@ -23,7 +23,7 @@ use crate::{Front as FrontEnd, FrontNumber, Turn};
 use block::Segment;
 use channel::{Channel, Watch};
 use parts::Part;
-use queue::{Done, QueueId, Ring};
+use queue::{Done, QueueId, Ring, Strips};
 use ring::{Event, Token};
 pub use shared::{FileFacts, Shared, TRANSFER_MAX};
 use std::os::fd::OwnedFd;
@@ -46,16 +46,6 @@ enum Answer {
     Part(Part),
 }
 
-/// What a request keeps others from.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Hold {
-    Nothing,
-    /// Parts of blocks are not written.
-    Whole,
-    /// Nothing else is written.
-    Alone,
-}
-
 /// By which way a request came, and its answer goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Via {
@@ -73,8 +63,8 @@ struct Pdu {
     answer: Answer,
     /// Ours; empty when it has none.
     memory: Segment,
-    /// While it is in the stack.
-    hold: Hold,
+    /// Where nobody else writes while it is in the stack.
+    alone: Strips,
 }
 
 impl Pdu {
@@ -83,7 +73,7 @@ impl Pdu {
         via: Via::Device,
         answer: Answer::Status,
         memory: Segment::EMPTY,
-        hold: Hold::Nothing,
+        alone: Strips::NONE,
     };
 }
 
@@ -142,7 +132,6 @@ impl Front {
         let file = turn.ring.add_file(Arc::new(fd))?;
         let token = Token { front: FrontNumber::Fuse as u8, index: number, number: 0 };
         shared.joined();
-        shared.gate.join(turn.ring.waker());
         self.channels[index] = Some(Channel::new(file, queue, token, shared, head));
         Ok(())
     }

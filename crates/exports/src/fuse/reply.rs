@@ -1,7 +1,7 @@
 //! From ended requests to answers.
 
 use super::entries::End;
-use super::{Answer, Front, Hold, Pdu};
+use super::{Answer, Front, Pdu};
 use crate::Turn;
 use block::{Data, Extent, Op, Request, Segment, Status};
 use proto::fuse;
@@ -19,7 +19,11 @@ impl Front {
             if let Some(lane) = self.lane(queue_id) {
                 lane.pdus[tag.index()] = pdu;
             }
-            return turn.queues.touch(queue_id).submit(tag, owner, req, turn.ring);
+            let queue = turn.queues.touch(queue_id);
+            return match pdu.alone.is_empty() {
+                true => queue.submit(tag, owner, req, turn.ring),
+                false => queue.submit_alone(tag, owner, req, turn.ring),
+            };
         }
         queue_release(queue_id, tag, turn);
         let Some(Some(channel)) = self.channels.get_mut(index) else { return };
@@ -34,7 +38,11 @@ impl Front {
             Answer::Part(_) if status.is_ok() => libc::EIO,
             _ => status.errno(),
         };
-        channel.shared.gate.let_go(pdu.hold);
+        let is_part = !pdu.alone.is_empty();
+        if is_part {
+            channel.is_putting_together = false;
+            channel.shared.gate.release(pdu.alone);
+        }
         match pdu.answer {
             Answer::Data { skip, len } if errno == 0 => channel.answer_data(&pdu, data, skip, len, turn.ring),
             Answer::Written(len) | Answer::FlushAfter(len) if errno == 0 => {
@@ -60,8 +68,8 @@ impl Front {
             _ => channel.end(pdu.via, End { unique: pdu.unique, errno }, turn.ring),
         }
         channel.in_stack -= 1;
-        // Who was alone had the channel's memory.
-        if pdu.hold != Hold::Alone {
+        // A part has the channel's memory.
+        if !is_part {
             channel.take_back(pdu.memory, turn.ring);
         }
     }

@@ -1,8 +1,9 @@
 //! What all channels of a mount share: what the file is, and how many threads serve it. Written by any of
 //! them and by the control plane, seldom; read with plain loads.
 
-use super::parts::Gate;
 use proto::fuse::{Agreement, Attributes, StatFs};
+use queue::Gate;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -53,13 +54,13 @@ pub struct Shared {
     agreed_io_uring: AtomicBool,
     /// The first errno, positive, with which the kernel refused an entry; 0: it refused none.
     refused: AtomicI32,
-    /// Who changes blocks, where they are larger than a byte.
-    pub(super) gate: Gate,
+    /// Who writes where on the device, for writes of parts of blocks.
+    pub(super) gate: Arc<Gate>,
 }
 
 impl Shared {
-    /// A mount that nobody serves yet.
-    pub fn new(facts: FileFacts) -> Shared {
+    /// A mount that nobody serves yet. Where the device wants whole blocks, all of its queues are guarded by `gate`.
+    pub fn new(facts: FileFacts, gate: Arc<Gate>) -> Shared {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Shared {
             facts,
@@ -74,7 +75,7 @@ impl Shared {
             channels: AtomicU32::new(0),
             agreed_io_uring: AtomicBool::new(false),
             refused: AtomicI32::new(0),
-            gate: Gate::default(),
+            gate,
         }
     }
 

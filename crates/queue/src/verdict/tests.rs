@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 /// Carries nothing but the time, and remembers whom it was asked to cancel.
 #[derive(Default)]
-struct TestRing {
+pub(super) struct TestRing {
     now: Nanos,
     cancelled: Vec<Cookie>,
 }
@@ -41,17 +41,17 @@ impl Ring for TestRing {
 
 /// A backend that answers with what its list says, front first, then the last again and again.
 #[derive(Default)]
-struct Log {
+pub(super) struct Log {
     answers: Vec<Verdict>,
     seen: Vec<(u64, u64)>,
-    held: Vec<Cookie>,
+    pub(super) held: Vec<Cookie>,
 }
 
 #[derive(Clone, Default)]
-struct Disk(Rc<RefCell<Log>>);
+pub(super) struct Disk(pub(super) Rc<RefCell<Log>>);
 
 impl Disk {
-    fn answering(answers: &[Verdict]) -> Disk {
+    pub(super) fn answering(answers: &[Verdict]) -> Disk {
         let disk = Disk::default();
         disk.0.borrow_mut().answers = answers.to_vec();
         disk
@@ -655,7 +655,7 @@ fn tags_left_to_a_front_end_are_never_given_out() {
 /// Holds what it gets until something comes on a socket, or its alarm; lets go when it was asked twice.
 #[derive(Default)]
 struct Remote {
-    held: Vec<Cookie>,
+    pub(super) held: Vec<Cookie>,
     gathered: usize,
     committed: Rc<RefCell<Vec<usize>>>,
     /// End what is held when a batch ends, rather than when something comes.
