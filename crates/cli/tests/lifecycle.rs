@@ -117,7 +117,10 @@ fn a_killed_process_is_not_listed_and_its_name_is_free() {
             .out
             .is_empty()
     );
-    sandbox.done(&["add", "ram:1M", "--name", "ram"]);
+    // Its connection may end before it has.
+    wait_for("its name to be free", || {
+        (sandbox.ask(&["add", "ram:1M", "--name", "ram"]).code == 0).then_some(())
+    });
 }
 
 #[test]
