@@ -156,6 +156,9 @@ impl MirrorNode {
             }
         }
         let whole = req.op == Op::Flush || self.shared.is_in_sync(region);
+        if req.op != Op::Flush && whole && self.shared.handles_errors && self.shared.has_log_failed() {
+            return self.without_log(io, region, cx);
+        }
         let primary = self.shared.primary();
         let mut legs = 0;
         for (number, leg) in self.shared.legs.iter().enumerate() {
@@ -190,6 +193,23 @@ impl MirrorNode {
         (self.slot(io).phase, self.slot(io).buffer) = (Phase::Log, buffer);
         let spawned = cx.spawn(io, self.below[device], ChildKind::Copy, write);
         debug_assert!(spawned.is_ok(), "spare children were seen");
+        Verdict::Held
+    }
+
+    /// A write that is to be marked and cannot be: nothing is written until there is a table with a log that can. Regions
+    /// that are out of sync have no mark to lose, and are written on.
+    fn without_log<R: Ring>(&mut self, io: Cookie, region: u64, cx: &mut Cx<'_, R>) -> Verdict {
+        self.shared.leave(region);
+        if self.shared.keeps_log {
+            return Verdict::Up(Status::IoError);
+        }
+        self.hold_for_table(io, cx)
+    }
+
+    /// Whoever looks after the devices puts another table in this one's place first.
+    fn hold_for_table<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
+        (self.slot(io).phase, self.slot(io).pieces) = (Phase::Hold, 0);
+        cx.timer(io, cx.now().after(HOLD_NS));
         Verdict::Held
     }
 
@@ -247,10 +267,7 @@ impl MirrorNode {
             return Verdict::Up(Status::IoError);
         }
         if failed != 0 && shared.handles_errors && !shared.keeps_log {
-            // Whoever looks after the device puts another table in its place first.
-            (self.slot(io).phase, self.slot(io).pieces) = (Phase::Hold, 0);
-            cx.timer(io, cx.now().after(HOLD_NS));
-            return Verdict::Held;
+            return self.hold_for_table(io, cx);
         }
         Verdict::Up(Status::Ok)
     }

@@ -185,6 +185,37 @@ fn without_keep_log_a_failed_write_waits_for_the_next_table() {
 }
 
 #[test]
+fn a_write_that_cannot_be_marked_waits_for_the_next_table() {
+    let mut rig = Rig::new("mirror", "disk 3 log 64 nosync 2 a 0 b 0 1 handle_errors");
+    rig.fail(0, End::IoError);
+    for disk in [1, 2] {
+        rig.disks[disk].borrow_mut().content.fill(7);
+    }
+    rig.submit(block::Request::new(Op::WriteZeroes, Bytes(0), Bytes(512)));
+    rig.submit(block::Request::new(Op::WriteZeroes, Bytes(65536), Bytes(512)));
+    rig.target.presuspend(false);
+    assert_eq!(rig.drain(), [End::IoError, End::IoError]);
+    assert_eq!(status(&rig), "2 8:16 8:32 16/16 1 AA 3 disk 8:0 D");
+    assert_eq!([1, 2].map(|disk| rig.content(disk, 0, 1)[0]), [7, 7], "nothing was written");
+}
+
+#[test]
+fn with_keep_log_a_write_that_cannot_be_marked_fails_and_is_not_written() {
+    let mut rig = Rig::new("mirror", "disk 3 log 64 nosync 2 a 0 b 0 2 handle_errors keep_log");
+    rig.fail(0, End::IoError);
+    assert_eq!(rig.write(0, &[3; 512]), End::IoError);
+    assert_eq!((rig.content(1, 0, 1), rig.content(2, 0, 1)), (vec![0], vec![0]));
+}
+
+#[test]
+fn without_handle_errors_writes_go_on_without_marks() {
+    let mut rig = Rig::new("mirror", "disk 3 log 64 nosync 2 a 0 b 0");
+    rig.fail(0, End::IoError);
+    assert_eq!(rig.write(0, &[3; 512]), End::Ok);
+    assert_eq!(status(&rig), "2 8:16 8:32 16/16 1 AA 3 disk 8:0 D");
+}
+
+#[test]
 fn when_all_fail_so_does_the_write() {
     let mut rig = Rig::new("mirror", "core 2 64 nosync 2 a 0 b 0");
     for disk in [0, 0, 1, 1] {

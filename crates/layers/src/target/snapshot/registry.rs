@@ -8,7 +8,7 @@ use block::Sectors;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// A snapshot, as its origin needs to know it.
 #[derive(Debug)]
@@ -54,15 +54,20 @@ impl Group {
     }
 }
 
-type Groups = Mutex<BTreeMap<String, Arc<Group>>>;
-
-static GROUPS: OnceLock<Groups> = OnceLock::new();
+/// By the identity of the origin. A group is there for as long as a table has it.
+static GROUPS: Mutex<BTreeMap<String, Weak<Group>>> = Mutex::new(BTreeMap::new());
 
 /// The group of an origin, by its identity.
 pub(super) fn group(origin: &str) -> Arc<Group> {
-    let groups = GROUPS.get_or_init(Groups::default);
-    let mut groups = groups.lock().unwrap_or_else(PoisonError::into_inner);
-    groups.entry(origin.to_owned()).or_default().clone()
+    let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(group) = groups.get(origin).and_then(Weak::upgrade) {
+        return group;
+    }
+    // Whoever comes clears away what those left who went.
+    groups.retain(|_, group| group.strong_count() > 0);
+    let group = Arc::default();
+    groups.insert(origin.to_owned(), Arc::downgrade(&group));
+    group
 }
 
 /// A store that tables use.
@@ -132,4 +137,20 @@ pub(super) fn join(origin: &str, cow: &str, member: Member) -> Lease {
         Used { group, member, tables: 0 }
     });
     Lease::of(cow, used)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_goes_with_the_last_table_that_has_it() {
+        let first = group("registry-test-gone");
+        assert!(Arc::ptr_eq(&first, &group("registry-test-gone")));
+        drop(first);
+        let _other = group("registry-test-other");
+        let groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
+        assert!(!groups.contains_key("registry-test-gone"));
+        assert!(groups.contains_key("registry-test-other"));
+    }
 }
