@@ -7,8 +7,11 @@
 //! Not here: the kernel's own mapped devices.
 
 mod concise;
+mod grid;
 mod options;
 mod report;
+mod select;
+mod splitname;
 mod tree;
 
 use crate::add;
@@ -87,6 +90,7 @@ impl From<crate::failure::Failure> for Refusal {
 pub(crate) fn dmsetup(words: &[String]) -> ExitCode {
     match options::parse(words).and_then(|mut options| {
         by_uuid(&mut options)?;
+        by_field(&mut options)?;
         run(&options)
     }) {
         Ok(()) => ExitCode::SUCCESS,
@@ -128,10 +132,10 @@ fn run(options: &Options) -> Result<(), Refusal> {
         "ls" => report::ls(options, named(options)?),
         "deps" => report::deps(options, named(options)?),
         "wait" => wait(options),
-        "mknodes" => {
-            eprintln!("blockyard: nodes of devices come and go with their exports");
-            Ok(())
-        }
+        // Nodes of devices come and go with their exports.
+        "mknodes" => Ok(()),
+        "splitname" => splitname::split(options),
+        "mangle" => named(options).map(|devices| splitname::mangle(&devices)),
         "targets" => {
             report::targets();
             Ok(())
@@ -147,6 +151,7 @@ fn run(options: &Options) -> Result<(), Refusal> {
             print(&format!("{USAGE}\n"));
             Ok(())
         }
+        udev if udev.starts_with("udev") => udev_word(options),
         // `options::parse` knows these and no others.
         other => Err(Refusal::of(format!("Unknown command: {other}"))),
     }
@@ -161,8 +166,50 @@ fn plain(name: &str) -> &str {
 fn by_uuid(options: &mut Options) -> Result<(), Refusal> {
     let Some(uuid) = options.value("uuid").filter(|_| options.command != "create") else { return Ok(()) };
     let found = all()?.into_iter().find(|(answer, _)| answer.info.uuid == uuid);
-    let (_, info) = found.ok_or(Refusal::of("Device does not exist."))?;
+    let Some((_, info)) = found else {
+        let verb = match options.command.as_str() {
+            "info" | "status" | "ls" | "mangle" => return Err(Refusal::of("Device does not exist.")),
+            "load" => "reload",
+            "wait" => "waitevent",
+            other => other,
+        };
+        return Err(Refusal::ioctl_on(verb, &format!(" {uuid}"), ENXIO, "", true));
+    };
     options.names.insert(0, info.name);
+    Ok(())
+}
+
+/// Devices that `-S` tells by their fields take the place of names.
+fn by_field(options: &mut Options) -> Result<(), Refusal> {
+    if options.selects() && options.names.is_empty() {
+        let found = report::selected(options, all()?)?;
+        options.names = found.into_iter().map(|(_, info)| info.name).collect();
+        options.is_list = true;
+    }
+    Ok(())
+}
+
+/// What scripts say around their commands for udev to be waited for. Nothing here waits for it, so there are no cookies.
+fn udev_word(options: &Options) -> Result<(), Refusal> {
+    let number = |text: &String| {
+        let hex = text.strip_prefix("0x").map(|hex| u32::from_str_radix(hex, 16));
+        let cookie = hex.unwrap_or_else(|| text.parse()).ok().filter(|&cookie| cookie != 0);
+        cookie.ok_or(Refusal::of("Incorrect cookie value."))
+    };
+    match (options.command.as_str(), options.names.first()) {
+        ("udevcookies", _) => {
+            print("Cookie       Semid      Value      Last semop time           Last change time\n");
+        }
+        ("udevcomplete", Some(cookie)) => {
+            print(&format!("DM_COOKIE_COMPLETED={:<#12x}\n", number(cookie)?));
+        }
+        ("udevcomplete_all", _) => {
+            print("0 semaphores with keys prefixed by 3405 (0xd4d) destroyed. 0 skipped.\n");
+        }
+        ("udevreleasecookie", None) => return Err(Refusal::of("No udev transaction cookie given.")),
+        ("udevreleasecookie", Some(cookie)) => _ = number(cookie)?,
+        _ => {}
+    }
     Ok(())
 }
 
@@ -211,6 +258,9 @@ fn all() -> Result<Vec<Named>, Refusal> {
 /// The devices that were named, or else all that are made from tables.
 fn named(options: &Options) -> Result<Vec<Named>, Refusal> {
     let mut found = all()?;
+    if options.names.is_empty() && options.is_list {
+        return Ok(Vec::new());
+    }
     if options.names.is_empty() {
         return Ok(found);
     }
@@ -325,7 +375,7 @@ fn table_text(options: &Options) -> Result<String, Refusal> {
     };
     let file = options.names.get(1).map_or("stdin", String::as_str);
     let text = read.map_err(|_| Refusal::of(format!("Couldn't open '{file}' for reading.")))?;
-    checked(text, if file == "stdin" { "" } else { file })
+    checked(text, if matches!(file, "stdin" | "-") { "on stdin" } else { file })
 }
 
 /// What is no line is seen before anybody is asked.
@@ -341,7 +391,7 @@ fn checked(text: String, file: &str) -> Result<String, Refusal> {
 }
 
 fn load(options: &Options) -> Result<(), Refusal> {
-    let name = plain(&options.names[0]);
+    let name = plain(options.names.first().ok_or(Refusal::of("Please specify device."))?);
     let text = table_text(options)?;
     let base = std::env::current_dir().map_err(|why| Refusal::of(why.to_string()))?;
     ask("reload", name, &TableCall::Load { text, base }).map(drop)
@@ -357,10 +407,13 @@ fn resume(options: &Options, name: &str) -> Result<(), Refusal> {
 }
 
 fn remove(options: &Options, name: &str) -> Result<(), Refusal> {
-    let client = client("remove", name)?;
-    if options.has("force") {
-        fail_all(name)?;
+    if options.has("force")
+        && let Err(Refusal(lines, _)) = fail_all(name)
+    {
+        // As dmsetup does: it is removed all the same, if it can be.
+        lines.iter().for_each(|line| eprintln!("{line}"));
     }
+    let client = client("remove", name)?;
     let mut left = if options.has("retry") { RETRIES } else { 0 };
     loop {
         let removed = block_on("dmsetup", client.delete(name))?;
@@ -391,7 +444,11 @@ fn is_gone(client: &ControlClient, name: &str) -> Result<bool, Refusal> {
 
 /// What `--force` does first: an error table in the place of the one there is, and nothing waited for.
 fn fail_all(name: &str) -> Result<(), Refusal> {
-    let info = ask("remove", name, &TableCall::Info)?.info;
+    let info = ask("table", name, &TableCall::Info).map_err(|mut refusal| {
+        refusal.0.extend(refusal.0.first().map(|line| line.replacen("table ioctl", "reload ioctl", 1)));
+        refusal
+    })?;
+    let info = info.info;
     if info.size == 0 {
         return Ok(());
     }
@@ -408,16 +465,19 @@ pub(super) fn of_kind(targets: Vec<TargetAnswer>, kind: Option<&str>) -> Vec<Tar
 
 fn show(options: &Options, call: impl Fn(bool) -> TableCall) -> Result<(), Refusal> {
     let found = named(options)?;
-    if found.is_empty() {
+    if found.is_empty() && !options.is_list {
         print("No devices found\n");
     }
     let kind = options.value("target");
-    for (_, info) in found {
+    for (known, info) in found {
         let answer = ask("table", &info.name, &call(options.has("inactive")))?;
         let prefix = match options.names.as_slice() {
-            [_] => String::new(),
+            [_] if !options.is_list => String::new(),
             _ => format!("{}: ", info.name),
         };
+        if options.has("verbose") {
+            print(&report::facts(&known, &info));
+        }
         let targets = of_kind(answer.targets, kind);
         if targets.is_empty() && kind.is_none() {
             print(&format!("{prefix}\n"));
@@ -447,7 +507,9 @@ fn message(options: &Options) -> Result<(), Refusal> {
     };
     let sector = sector.parse().map_err(|_| Refusal::of("Invalid sector."))?;
     if words.is_empty() {
-        let Refusal(lines, failed) = Refusal::ioctl("message", plain(name), EINVAL, "");
+        let known = ask("message", plain(name), &TableCall::Info);
+        let Refusal(lines, failed) =
+            known.err().unwrap_or_else(|| Refusal::ioctl("message", plain(name), EINVAL, ""));
         let first = std::iter::once("No message supplied.".to_owned());
         return Err(Refusal(first.chain(lines).collect(), failed));
     }

@@ -83,3 +83,23 @@ fn a_topology_is_shown_as_a_tree() {
     assert!(said.contains("up stands on it"), "{said}");
     drop(server);
 }
+
+#[test]
+fn devices_are_told_by_their_fields() {
+    let sandbox = Sandbox::default();
+    for (name, uuid) in [("vg-one", "LVM-1"), ("other", "")] {
+        dmsetup(&sandbox, &["create", name, "-u", uuid, "--addnodeoncreate", "--table", "0 8 zero"]).ok();
+    }
+    let fields = ["info", "-c", "-o", "name,lv_name", "--noheadings", "-S"];
+    let chosen = |selection| dmsetup(&sandbox, &[&fields[..], &[selection]].concat()).ok();
+    assert_eq!(chosen("name=~^vg && open=0"), "vg-one:one\n");
+    assert_eq!(chosen("!(subsystem=LVM)"), "other:\n");
+    assert_eq!(dmsetup(&sandbox, &["table", "-S", "uuid=\"\""]).ok(), "other: 0 8 zero \n");
+    let said = dmsetup(&sandbox, &["create", "x", "--mode", "0600", "--table", "0 8 zero"]).failed_with(1);
+    assert!(said.contains("create has no --mode"), "{said}");
+    let said = dmsetup(&sandbox, &["stats", "list"]).failed_with(1);
+    assert!(said.contains("blockyard stat"), "{said}");
+    dmsetup(&sandbox, &["remove", "-S", "name=other"]).ok();
+    assert_eq!(dmsetup(&sandbox, &["ls"]).ok(), "vg-one\t(0:0)\n");
+    dmsetup(&sandbox, &["remove_all"]).ok();
+}

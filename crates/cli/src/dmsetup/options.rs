@@ -14,21 +14,98 @@ Usage: blockyard dmsetup
   clear NAME...                                   empties the inactive slot
   table [--target KIND] [--inactive] [--concise] [NAME...]    status [--target KIND] [NAME...]
   message NAME SECTOR MESSAGE...
-  info [-c [-o [+]FIELDS] [-O [-]FIELDS] [--noheadings] [--separator S] [--nameprefixes] [--unquoted]] [NAME...]
-  ls [--target KIND] [-o devno|devname|blkdevname] [--tree [-o ascii|utf|[no]device|active|rw|open|uuid]]
-  deps [-o devno|devname|blkdevname] [NAME...]    wait NAME [EVENT]
-  targets | target-version [KIND...] | version | mknodes | help
+  info [-c [-o [+]FIELDS] [-O [-]FIELDS] [-S SELECTION] [--rows] [--noheadings] [--separator S] [--nameprefixes]
+       [--unquoted]] [NAME...]
+  ls [--target KIND] [-o devno|devname|blkdevname] [--tree [-o ascii|utf|[no]device|active|rw|open|uuid|inverted]]
+  deps [-o devno|devname|blkdevname] [NAME...]    wait NAME [EVENT]    mangle [NAME...]
+  splitname NAME [LVM] [-o vg_name,lv_name,lv_layer] [options of info's columns]
+  targets | target-version KIND... | version | mknodes | help
+  udevcreatecookie | udevreleasecookie [COOKIE] | udevcomplete COOKIE | udevcomplete_all | udevcookies   no udev waits here
 
-NAME may be -u UUID. FIELDS: name, uuid, read_ahead, blkdevname, attr, tables_loaded, suspended, readonly, devno, major,
-minor, open, segments, events, device_count, devs_used, devnos_used, blkdevs_used, device_ref_count, names_using_dev";
+NAME may be -u UUID, or -S SELECTION: name=~'^vg-' && open=0. FIELDS: name, uuid, read_ahead, blkdevname, attr,
+tables_loaded, suspended, readonly, devno, major, minor, open, segments, events, device_count, devs_used, devnos_used,
+blkdevs_used, device_ref_count, names_using_dev, devnos_using_dev, subsystem, vg_name, lv_name, lv_layer";
 
-const INFO: &[&str] = &["columns", "options", "sort", "noheadings", "separator", "nameprefixes", "unquoted"];
+/// What dmsetup does and nothing here could, and why: said rather than ignored.
+const REFUSED_COMMANDS: [(&str, &str); 4] = [
+    ("setgeometry", "devices here have no geometry"),
+    ("stats", "blockyard stat NAME and blockyard trace NAME say what becomes of requests"),
+    ("measure", "nothing here is measured for the kernel's integrity subsystem"),
+    ("udevflags", "no rules of udev are told anything by these devices"),
+];
+const NUMBERS: &str = "a device has the numbers of the kernel's device that shows it";
+const OWNER: &str = "who may use a device is said by the export that shows it: blockyard add --help";
+const SLOT: &str = "the inactive slot is shown by table --inactive";
+/// The same of options, with the commands for which they would mean something.
+const REFUSED: [(&str, &[&str], &str); 10] = [
+    ("major", &["create"], NUMBERS),
+    ("minor", &["create"], NUMBERS),
+    ("uid", &["create"], OWNER),
+    ("gid", &["create"], OWNER),
+    ("mode", &["create"], OWNER),
+    (
+        "readahead",
+        &["create", "resume"],
+        "read ahead is the kernel's, for the device that shows this one: blockdev --setra",
+    ),
+    ("exec", &["ls", "table", "status"], "there is no /dev/mapper/NAME to run it on"),
+    ("inactive", &["info", "status", "deps"], SLOT),
+    ("interval", &["info"], "blockyard stat NAME tells again and again"),
+    ("count", &["info"], "blockyard stat NAME tells again and again"),
+];
+/// Options of dmsetup that change nothing where they are not refused and not a command's own: it takes all of them for
+/// every command, too. Most ask for something to be left out that there is not: waiting for udev, its rules, nodes.
+const IGNORED: &[&str] = &[
+    "addnodeoncreate",
+    "addnodeonresume",
+    "checks",
+    "columns",
+    "concise",
+    "deferred",
+    "force",
+    "inactive",
+    "manglename",
+    "nameprefixes",
+    "noflush",
+    "noheadings",
+    "nolockfs",
+    "noopencount",
+    "notable",
+    "noudevrules",
+    "noudevsync",
+    "readahead",
+    "readonly",
+    "retry",
+    "rows",
+    "select",
+    "separator",
+    "setuuid",
+    "showkeys",
+    "sort",
+    "target",
+    "tree",
+    "udevcookie",
+    "unquoted",
+    "verifyudev",
+    "yes",
+    "major",
+    "minor",
+    "uid",
+    "gid",
+    "mode",
+    "exec",
+    "interval",
+    "count",
+];
+
+const REPORT: &[&str] =
+    &["columns", "options", "sort", "select", "noheadings", "separator", "nameprefixes", "unquoted", "rows"];
 
 /// A command, how many names it takes, and the options that it knows.
-const COMMANDS: [(&str, usize, usize, &[&str]); 23] = [
+const COMMANDS: [(&str, usize, usize, &[&str]); 30] = [
     ("create", 0, 2, &["table", "notable", "uuid", "readonly", "concise"]),
-    ("load", 1, 2, &["table"]),
-    ("reload", 1, 2, &["table"]),
+    ("load", 0, 2, &["table"]),
+    ("reload", 0, 2, &["table"]),
     ("suspend", 1, usize::MAX, &["noflush", "nolockfs"]),
     ("resume", 1, usize::MAX, &["noflush", "nolockfs"]),
     ("remove", 1, usize::MAX, &["force", "retry", "deferred"]),
@@ -39,22 +116,57 @@ const COMMANDS: [(&str, usize, usize, &[&str]); 23] = [
     ("table", 0, usize::MAX, &["target", "inactive", "concise", "showkeys"]),
     ("status", 0, usize::MAX, &["target", "noflush"]),
     ("message", 2, usize::MAX, &[]),
-    ("info", 0, usize::MAX, INFO),
+    ("info", 0, usize::MAX, REPORT),
+    ("splitname", 1, 2, REPORT),
+    ("mangle", 0, usize::MAX, &[]),
+    ("udevcreatecookie", 0, 0, &[]),
+    ("udevreleasecookie", 0, 1, &[]),
+    ("udevcomplete", 1, 1, &[]),
+    ("udevcomplete_all", 0, 1, &[]),
+    ("udevcookies", 0, 0, &[]),
     ("ls", 0, 0, &["target", "tree", "options"]),
     ("deps", 0, usize::MAX, &["options"]),
     ("wait", 1, 2, &["noflush"]),
     ("mknodes", 0, usize::MAX, &[]),
     ("targets", 0, 0, &[]),
-    ("target-version", 0, usize::MAX, &[]),
+    ("target-version", 1, usize::MAX, &[]),
     ("version", 0, 0, &[]),
     ("help", 0, 0, &[]),
     ("-h", 0, 0, &[]),
 ];
-/// What every command takes. The last four ask for something to be left out that there is not: waiting for udev, its
-/// rules, the count of opens being asked for, checks of ioctls.
-const COMMON: [&str; 6] = ["verbose", "uuid", "noudevsync", "noudevrules", "noopencount", "checks"];
-const WITH_VALUE: &[&str] = &["table", "uuid", "target", "options", "separator", "sort"];
-const SHORT: [(char, &str); 9] = [
+/// What every command takes.
+const COMMON: [&str; 2] = ["verbose", "uuid"];
+/// Those that can be told by their fields.
+const SELECTED: &[&str] =
+    &["table", "status", "deps", "remove", "suspend", "resume", "clear", "wipe_table", "mangle", "mknodes"];
+const WITH_VALUE: &[&str] = &[
+    "table",
+    "uuid",
+    "target",
+    "options",
+    "separator",
+    "sort",
+    "select",
+    "major",
+    "minor",
+    "uid",
+    "gid",
+    "mode",
+    "readahead",
+    "exec",
+    "interval",
+    "count",
+    "udevcookie",
+    "manglename",
+];
+const SHORT: [(char, &str); 16] = [
+    ('j', "major"),
+    ('m', "minor"),
+    ('U', "uid"),
+    ('G', "gid"),
+    ('M', "mode"),
+    ('S', "select"),
+    ('y', "yes"),
     ('u', "uuid"),
     ('r', "readonly"),
     ('f', "force"),
@@ -88,11 +200,18 @@ pub(super) struct Options {
     pub(super) names: Vec<String>,
     pub(super) for_add: Vec<String>,
     given: Vec<(String, Option<String>)>,
+    /// The names are those of any number of devices, though there be one or none.
+    pub(super) is_list: bool,
 }
 
 impl Options {
     pub(super) fn has(&self, name: &str) -> bool {
         self.given.iter().any(|(given, _)| given == name)
+    }
+
+    /// Whether devices are told by their fields.
+    pub(super) fn selects(&self) -> bool {
+        self.has("select") && SELECTED.contains(&self.command.as_str())
     }
 
     pub(super) fn value(&self, name: &str) -> Option<&str> {
@@ -108,11 +227,12 @@ impl Options {
         let mut rest = letters.chars();
         while let Some(letter) = rest.next() {
             let known = SHORT.iter().find(|(short, _)| *short == letter);
-            let (_, name) = known.ok_or_else(|| usage(format!("invalid option -- '{letter}'")))?;
+            let (_, name) =
+                known.ok_or_else(|| unusable(format!("dmsetup: invalid option -- '{letter}'")))?;
             let mut value = None;
             if WITH_VALUE.contains(name) {
                 let own = std::mem::replace(&mut rest, "".chars()).as_str();
-                let missing = || usage(format!("option requires an argument -- '{letter}'"));
+                let missing = || unusable(format!("dmsetup: option requires an argument -- '{letter}'"));
                 value = Some(if own.is_empty() { next().ok_or_else(missing)? } else { own.to_owned() });
             }
             self.given.push(((*name).to_owned(), value));
@@ -128,8 +248,13 @@ fn letters(word: &str) -> Option<&str> {
 }
 
 pub(super) fn parse(words: &[String]) -> Result<Options, Refusal> {
-    let mut options =
-        Options { command: String::new(), names: Vec::new(), for_add: Vec::new(), given: Vec::new() };
+    let mut options = Options {
+        command: String::new(),
+        names: Vec::new(),
+        for_add: Vec::new(),
+        given: Vec::new(),
+        is_list: false,
+    };
     let mut words = words.iter();
     while let Some(word) = words.next() {
         if word == "--" {
@@ -167,10 +292,14 @@ pub(super) fn parse(words: &[String]) -> Result<Options, Refusal> {
                 continue;
             }
         };
+        if name == "version" && options.command.is_empty() {
+            options.command = "version".to_owned();
+            continue;
+        }
         let value = match (WITH_VALUE.contains(&name), value) {
             (true, None) => {
                 let next = words.next().cloned();
-                Some(next.ok_or_else(|| usage(format!("option '{word}' requires an argument")))?)
+                Some(next.ok_or_else(|| unusable(format!("dmsetup: option '{word}' requires an argument")))?)
             }
             (_, value) => value,
         };
@@ -183,9 +312,17 @@ fn usage(why: impl Into<String>) -> Refusal {
     Refusal::told(vec![why.into(), USAGE.to_owned()])
 }
 
+/// What no word of dmsetup's is.
+fn unusable(why: impl Into<String>) -> Refusal {
+    Refusal::told(vec![why.into(), "Couldn't process command line.".to_owned()])
+}
+
 fn check(mut options: Options) -> Result<Options, Refusal> {
     if options.command.is_empty() {
         return Err(Refusal::told(vec![USAGE.to_owned()]));
+    }
+    if let Some((name, why)) = REFUSED_COMMANDS.iter().find(|(name, _)| *name == options.command) {
+        return Err(Refusal::of(format!("blockyard: there is no {name}: {why}")));
     }
     let Some((name, least, most, known)) = COMMANDS.iter().find(|(name, ..)| *name == options.command) else {
         return Err(usage("Unknown command."));
@@ -193,20 +330,31 @@ fn check(mut options: Options) -> Result<Options, Refusal> {
     if *name == "-h" {
         options.command = "help".to_owned();
     }
-    let is_known = |given: &str| known.contains(&given) || COMMON.contains(&given);
-    if let Some((given, _)) = options.given.iter().find(|(given, _)| !is_known(given)) {
-        return Err(usage(format!("{name}: it has no option --{given}")));
+    for (given, _) in &options.given {
+        let given = given.as_str();
+        let is_own = known.contains(&given) || COMMON.contains(&given);
+        if let Some((_, _, why)) = REFUSED.iter().find(|(no, of, _)| *no == given && of.contains(name)) {
+            return Err(Refusal::of(format!("blockyard: {name} has no --{given}: {why}")));
+        }
+        if !is_own && given == "options" {
+            let said = options.value("options").unwrap_or_default();
+            return Err(unusable(format!("Option not recognised: {said}.")));
+        }
+        if !is_own && !IGNORED.contains(&given) {
+            return Err(unusable(format!("dmsetup: unrecognized option '--{given}'")));
+        }
     }
     if *name != "create" && !options.for_add.is_empty() {
         return Err(usage(format!("{name}: {} is for create", options.for_add[0])));
     }
     // A uuid stands for the name of one device.
     let by_uuid = usize::from(*name != "create" && options.has("uuid"));
+    let by_field = usize::from(options.selects() && options.names.is_empty());
     if options.names.len().saturating_add(by_uuid) > *most {
         return Err(usage("Incorrect number of arguments."));
     }
-    if options.names.len() + by_uuid < *least {
-        let one_each = *most == usize::MAX && *name != "message";
+    if options.names.len() + by_uuid + by_field < *least {
+        let one_each = *most == usize::MAX && !matches!(*name, "message" | "target-version");
         return Err(if one_each {
             Refusal::of("No device specified.")
         } else {
@@ -248,9 +396,35 @@ mod tests {
         assert_eq!(parsed("message x 0 -- -f --force").expect("words").names, ["x", "0", "-f", "--force"]);
         assert_eq!(parsed("-v -- info x").expect("words").command, "info");
         let said = |line| parsed(line).expect_err(line).0[0].clone();
-        assert_eq!(said("info -cx"), "invalid option -- 'x'");
-        assert_eq!(said("info -co"), "option requires an argument -- 'o'");
-        assert_eq!(said("ls -f"), "ls: it has no option --force");
+        assert_eq!(said("info -cx"), "dmsetup: invalid option -- 'x'");
+        assert_eq!(said("info -co"), "dmsetup: option requires an argument -- 'o'");
+        assert_eq!(said("ls --bogus"), "dmsetup: unrecognized option '--bogus'");
+    }
+
+    #[test]
+    fn what_changes_nothing_is_taken_and_what_cannot_be_is_refused() {
+        for line in [
+            "create --addnodeoncreate --noudevsync --verifyudev x --notable",
+            "remove --udevcookie 0x1 x",
+            "info --nolockfs x",
+            "ls -f",
+            "--version",
+            "udevcomplete_all -y",
+            "table -S name=x",
+            "remove -S name=x",
+        ] {
+            parsed(line).expect(line);
+        }
+        let said = |line| parsed(line).expect_err(line).0.join(" ");
+        for line in
+            ["create -j 252 -m 9 x", "create --mode 0600 x", "ls --exec true", "resume --readahead auto x"]
+        {
+            assert!(said(line).contains(" has no --"), "{line}: {}", said(line));
+        }
+        for line in ["setgeometry x 1 2 3 4", "stats list", "measure"] {
+            assert!(said(line).starts_with("blockyard: there is no "), "{line}: {}", said(line));
+        }
+        assert_eq!(said("remove"), "No device specified.");
     }
 
     #[test]

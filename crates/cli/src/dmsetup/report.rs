@@ -1,10 +1,12 @@
 //! dmsetup's reports: `info`, `ls`, `deps`, `targets`.
 
+use super::grid::{self, Column, number, text};
 use super::options::Options;
-use super::{Named, Refusal, of_kind};
+use super::select::{self, Field};
+use super::{Named, Refusal, of_kind, splitname};
 use crate::failure::print;
 use engine::control::DeviceInfo;
-use engine::tables::TableInfo;
+use engine::tables::{TableAnswer, TableInfo};
 use std::fmt::Write as _;
 use std::os::unix::fs::MetadataExt;
 
@@ -34,53 +36,46 @@ pub(super) fn info(options: &Options, devices: Vec<Named>) -> Result<(), Refusal
         print(NONE);
     }
     for (answer, info) in devices {
-        let table = &answer.info;
-        let mut text = format!("Name:              {}\n", info.name);
-        let state = if table.suspended { "SUSPENDED" } else { "ACTIVE" };
-        let read_only = if table.read_only { " (READ-ONLY)" } else { "" };
-        let present = match (table.active, table.inactive) {
-            (true, true) => "LIVE & INACTIVE",
-            (true, false) => "LIVE",
-            (false, true) => "INACTIVE",
-            (false, false) => "None",
-        };
-        let (major, minor) = numbers(&info, table);
-        // Writing to a string does not fail.
-        let _ = writeln!(text, "State:             {state}{read_only}");
-        let _ = writeln!(text, "Read Ahead:        {READ_AHEAD}");
-        let _ = writeln!(text, "Tables present:    {present}");
-        let _ = writeln!(text, "Open count:        {}", opens(&info));
-        let _ = writeln!(text, "Event number:      {}", table.events);
-        let _ = writeln!(text, "Major, minor:      {major}, {minor}");
-        let _ = writeln!(text, "Number of targets: {}", table.targets);
-        if !table.uuid.is_empty() {
-            let _ = writeln!(text, "UUID: {}", table.uuid);
-        }
-        print(&format!("{text}\n"));
+        print(&facts(&answer, &info));
     }
     Ok(())
 }
 
-/// A column.
-struct Column {
-    name: &'static str,
-    heading: &'static str,
-    width: usize,
-    /// Numbers stand right, and are sorted as such.
-    is_number: bool,
+/// What there is to know of a device.
+pub(super) fn facts(answer: &TableAnswer, info: &DeviceInfo) -> String {
+    let table = &answer.info;
+    let mut text = format!("Name:              {}\n", info.name);
+    let state = if table.suspended { "SUSPENDED" } else { "ACTIVE" };
+    let read_only = if table.read_only { " (READ-ONLY)" } else { "" };
+    let present = match (table.active, table.inactive) {
+        (true, true) => "LIVE & INACTIVE",
+        (true, false) => "LIVE",
+        (false, true) => "INACTIVE",
+        (false, false) => "None",
+    };
+    let (major, minor) = numbers(info, table);
+    // Writing to a string does not fail.
+    let _ = writeln!(text, "State:             {state}{read_only}");
+    let _ = writeln!(text, "Read Ahead:        {READ_AHEAD}");
+    let _ = writeln!(text, "Tables present:    {present}");
+    let _ = writeln!(text, "Open count:        {}", opens(info));
+    let _ = writeln!(text, "Event number:      {}", table.events);
+    let _ = writeln!(text, "Major, minor:      {major}, {minor}");
+    let _ = writeln!(text, "Number of targets: {}", table.targets);
+    if !table.uuid.is_empty() {
+        let _ = writeln!(text, "UUID: {}", table.uuid);
+    }
+    text.push('\n');
+    text
 }
 
-const fn text(name: &'static str, heading: &'static str, width: usize) -> Column {
-    Column { name, heading, width, is_number: false }
-}
-
-const fn number(name: &'static str, heading: &'static str, width: usize) -> Column {
-    Column { name, heading, width, is_number: true }
-}
-
-const COLUMNS: [Column; 20] = [
+static COLUMNS: [Column; 29] = [
     text("name", "Name", 16),
+    text("mangled_name", "MangledName", 16),
+    text("unmangled_name", "UnmangledName", 16),
     text("uuid", "UUID", 32),
+    text("mangled_uuid", "MangledUUID", 32),
+    text("unmangled_uuid", "UnmangledUUID", 32),
     number("read_ahead", "RAhead", 6),
     text("blkdevname", "BlkDevName", 16),
     text("attr", "Stat", 4),
@@ -99,6 +94,11 @@ const COLUMNS: [Column; 20] = [
     text("blkdevs_used", "BlkDevNamesUsed", 16),
     number("device_ref_count", "#Refs", 5),
     text("names_using_dev", "RefNames", 8),
+    text("devnos_using_dev", "RefDevNos", 9),
+    text("subsystem", "Subsys", 6),
+    text("vg_name", "VG", 4),
+    text("lv_name", "LV", 4),
+    text("lv_layer", "LVLayer", 7),
 ];
 const DEFAULT: &str = "name,major,minor,attr,open,segments,events,uuid";
 
@@ -110,7 +110,7 @@ fn value(field: &str, (answer, info): &Named, all: &[Named]) -> String {
     };
     let users = || all.iter().filter(|(other, _)| other.info.devices.contains(&info.name));
     match field {
-        "name" => info.name.clone(),
+        "name" | "mangled_name" | "unmangled_name" => info.name.clone(),
         "read_ahead" => READ_AHEAD.to_string(),
         "blkdevname" => node(info).unwrap_or_default(),
         "major" => major.to_string(),
@@ -128,7 +128,11 @@ fn value(field: &str, (answer, info): &Named, all: &[Named]) -> String {
         "open" => opens(info).to_string(),
         "segments" => table.targets.to_string(),
         "events" => table.events.to_string(),
-        "uuid" => table.uuid.clone(),
+        "uuid" | "mangled_uuid" | "unmangled_uuid" => table.uuid.clone(),
+        "subsystem" => splitname::subsystem(&table.uuid).to_owned(),
+        "vg_name" => splitname::of(&info.name, &table.uuid)[0].clone(),
+        "lv_name" => splitname::of(&info.name, &table.uuid)[1].clone(),
+        "lv_layer" => splitname::of(&info.name, &table.uuid)[2].clone(),
         "suspended" => if table.suspended { "Suspended" } else { "Active" }.to_owned(),
         "readonly" => if table.read_only { "Read-only" } else { "Writeable" }.to_owned(),
         "tables_loaded" => match (table.active, table.inactive) {
@@ -146,30 +150,43 @@ fn value(field: &str, (answer, info): &Named, all: &[Named]) -> String {
         "blkdevs_used" => used(&|device| Some(block_name(device))),
         "device_ref_count" => users().count().to_string(),
         "names_using_dev" => users().map(|(_, info)| info.name.clone()).collect::<Vec<_>>().join(","),
+        "devnos_using_dev" => {
+            let numbers = users().map(|(answer, info)| numbers(info, &answer.info));
+            numbers.map(|(major, minor)| format!("{major}:{minor}")).collect::<Vec<_>>().join(",")
+        }
         _ => format!("{major}:{minor}"),
     }
 }
 
-/// The columns that a list names; one that begins with `+` adds to those that are shown anyway.
 fn columns_of(list: &str) -> Result<Vec<&'static Column>, Refusal> {
-    let list = match list.strip_prefix('+') {
-        Some(more) => format!("{DEFAULT},{more}"),
-        None => list.to_owned(),
-    };
-    let column = |name: &str| COLUMNS.iter().find(|column| column.name == name);
-    list.split(',').map(|name| column(name).ok_or_else(|| unknown(name))).collect()
+    grid::named(list, DEFAULT, &COLUMNS)
 }
 
-fn unknown(name: &str) -> Refusal {
-    let known = COLUMNS.iter().map(|column| format!("  {}", column.name));
-    Refusal::told(known.chain([format!("Unrecognised field: {name}")]).collect())
+/// Those that `-S` asks for.
+pub(super) fn selected(options: &Options, devices: Vec<Named>) -> Result<Vec<Named>, Refusal> {
+    let Some(text) = options.value("select") else { return Ok(devices) };
+    let fields: Vec<Field> = COLUMNS.iter().map(|column| (column.name, column.is_number)).collect();
+    let selection = select::parse(text, &fields)?;
+    let all = super::all()?;
+    let takes = |device: &Named| selection.takes(&|field: &str| value(field, device, &all));
+    Ok(devices.into_iter().filter(takes).collect())
+}
+
+/// Whether the fields were asked for, which is no report: they are told.
+fn tells_fields(options: &Options) -> bool {
+    let asks = [options.value("options"), options.value("select"), options.value("sort")];
+    let is_asked = asks.into_iter().flatten().any(|text| matches!(text, "help" | "?"));
+    if is_asked {
+        print(&format!("{}\n", grid::names(&COLUMNS).join("\n")));
+    }
+    is_asked
 }
 
 fn sort(devices: &mut [Named], keys: &str, all: &[Named]) -> Result<(), Refusal> {
     // The last key first: sorting leaves what is equal in its order.
     for key in keys.split(',').rev() {
         let name = key.trim_start_matches(['+', '-']);
-        let column = *columns_of(name)?.first().ok_or_else(|| unknown(name))?;
+        let column = *columns_of(name)?.first().ok_or_else(|| grid::unknown(name, &COLUMNS))?;
         let by = |device: &Named| {
             let value = value(column.name, device, all);
             (if column.is_number { value.parse::<u64>().unwrap_or(0) } else { 0 }, value)
@@ -182,49 +199,23 @@ fn sort(devices: &mut [Named], keys: &str, all: &[Named]) -> Result<(), Refusal>
     Ok(())
 }
 
-fn columns(options: &Options, mut devices: Vec<Named>) -> Result<(), Refusal> {
+fn columns(options: &Options, devices: Vec<Named>) -> Result<(), Refusal> {
+    if tells_fields(options) {
+        return Ok(());
+    }
     let all = super::all()?;
     let fields = columns_of(options.value("options").unwrap_or(DEFAULT))?;
+    let is_none = devices.is_empty();
+    let mut devices = selected(options, devices)?;
     if let Some(keys) = options.value("sort") {
         sort(&mut devices, keys, &all)?;
     }
-    if devices.is_empty() {
+    if is_none {
         print(NONE);
-        return Ok(());
     }
-    let prefixed = options.has("nameprefixes");
-    let quote = if options.has("unquoted") { "" } else { "'" };
-    let cell = |column: &&Column, device: &Named| match value(column.name, device, &all) {
-        value if prefixed => format!("DM_{}={quote}{value}{quote}", column.name.to_uppercase()),
-        value => value,
-    };
-    let mut rows: Vec<Vec<String>> = Vec::new();
-    if !options.has("noheadings") {
-        rows.push(fields.iter().map(|column| column.heading.to_owned()).collect());
-    }
-    rows.extend(devices.iter().map(|device| fields.iter().map(|column| cell(column, device)).collect()));
-    let separator = options.value("separator").or(options.has("noheadings").then_some(":"));
-    let widths: Vec<usize> = fields
-        .iter()
-        .enumerate()
-        .map(|(at, column)| rows.iter().map(|row| row[at].len()).max().unwrap_or(0).max(column.width))
-        .collect();
-    for (at, row) in rows.iter().enumerate() {
-        // Headings stand left, also above numbers.
-        let is_heading = at == 0 && !options.has("noheadings");
-        let cells: Vec<String> = row
-            .iter()
-            .zip(&fields)
-            .zip(&widths)
-            .map(|((cell, column), width)| {
-                match (separator.is_none() && !prefixed, column.is_number && !is_heading) {
-                    (false, _) => cell.clone(),
-                    (true, true) => format!("{cell:>width$}"),
-                    (true, false) => format!("{cell:<width$}"),
-                }
-            })
-            .collect();
-        print(&format!("{}\n", cells.join(separator.unwrap_or(" "))));
+    if !devices.is_empty() {
+        let values = |device: &Named| fields.iter().map(|column| value(column.name, device, &all)).collect();
+        grid::show(options, &fields, &devices.iter().map(values).collect::<Vec<_>>());
     }
     Ok(())
 }
@@ -242,7 +233,10 @@ fn shown(options: &Options) -> Result<Shown, Refusal> {
         None | Some("devno") => Ok(Shown::Numbers),
         Some("devname") => Ok(Shown::Name),
         Some("blkdevname") => Ok(Shown::Node),
-        Some(other) => Err(Refusal::of(format!("Option not recognised: {other}"))),
+        Some(other) => Err(Refusal::told(vec![
+            format!("Option not recognised: {other}."),
+            "Couldn't process command line.".to_owned(),
+        ])),
     }
 }
 
@@ -281,8 +275,11 @@ pub(super) fn deps(options: &Options, devices: Vec<Named>) -> Result<(), Refusal
         print(NONE);
     }
     let shown = shown(options)?;
+    let is_one = options.names.len() == 1;
     for (answer, info) in devices {
-        let is_one = options.names.len() == 1;
+        if options.has("verbose") {
+            print(&facts(&answer, &info));
+        }
         let mut text = if is_one { String::new() } else { format!("{}: ", info.name) };
         let _ = write!(text, "{} dependencies\t:", answer.info.devices.len());
         // The kernel puts each that it opens before the others.
@@ -317,9 +314,6 @@ fn is_numbers(device: &str) -> bool {
 
 /// Those of some kinds.
 pub(super) fn target_versions(wanted: &[String]) -> Result<(), Refusal> {
-    if wanted.is_empty() {
-        targets();
-    }
     for name in wanted {
         let kinds = engine::tables::kinds();
         let Some((name, [major, minor, patch])) = kinds.into_iter().find(|(known, _)| known == name) else {

@@ -23,6 +23,7 @@ struct Style {
     rw: bool,
     open: bool,
     uuid: bool,
+    inverted: bool,
 }
 
 /// Whether the terminal shows more than ASCII, as the locale says.
@@ -34,7 +35,8 @@ fn is_utf() -> bool {
 
 fn style(options: &Options) -> Result<Style, Refusal> {
     let signs = if is_utf() { &UTF } else { &ASCII };
-    let mut style = Style { signs, numbers: true, active: false, rw: false, open: false, uuid: false };
+    let mut style =
+        Style { signs, numbers: true, active: false, rw: false, open: false, uuid: false, inverted: false };
     for word in options.value("options").into_iter().flat_map(|list| list.split(',')) {
         match word {
             "ascii" => style.signs = &ASCII,
@@ -45,6 +47,9 @@ fn style(options: &Options) -> Result<Style, Refusal> {
             "rw" => style.rw = true,
             "open" => style.open = true,
             "uuid" => style.uuid = true,
+            "inverted" => style.inverted = true,
+            // Nothing is cut off here.
+            "notrunc" => {}
             other => return Err(Refusal::of(format!("Tree options not recognised: {other}"))),
         }
     }
@@ -54,6 +59,10 @@ fn style(options: &Options) -> Result<Style, Refusal> {
 pub(super) fn print(options: &Options, all: &[Named]) -> Result<(), Refusal> {
     let style = style(options)?;
     let mut text = String::new();
+    if style.inverted {
+        crate::failure::print(&inverted(all, &style));
+        return Ok(());
+    }
     for device in all {
         // Others are shown below those that stand on them.
         if !all.iter().any(|(other, _)| other.info.devices.contains(&device.1.name)) {
@@ -63,6 +72,38 @@ pub(super) fn print(options: &Options, all: &[Named]) -> Result<(), Refusal> {
     }
     crate::failure::print(&text);
     Ok(())
+}
+
+/// From what nothing is below of up to those that nobody stands on.
+fn inverted(all: &[Named], style: &Style) -> String {
+    let (mut text, mut told) = (String::new(), Vec::new());
+    for device in all {
+        let below = &device.0.info.devices;
+        if below.is_empty() {
+            text += &format!("{}\n", line(device, style));
+            users(&device.1.name, all, style, "", &mut text);
+        }
+        for name in below.iter().rev() {
+            if !told.contains(&name) && !all.iter().any(|(_, info)| info.name == *name) {
+                told.push(name);
+                text += &format!(" ({name})\n");
+                users(name, all, style, "", &mut text);
+            }
+        }
+    }
+    text
+}
+
+fn users(name: &String, all: &[Named], style: &Style, before: &str, text: &mut String) {
+    let users: Vec<&Named> = all.iter().filter(|(answer, _)| answer.info.devices.contains(name)).collect();
+    for (number, user) in users.iter().enumerate() {
+        let is_last = number + 1 == users.len();
+        let sign = if is_last { style.signs.last } else { style.signs.middle };
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "{before}{sign}{}", line(user, style));
+        let on = if is_last { "   " } else { style.signs.on };
+        self::users(&user.1.name, all, style, &format!("{before}{on}"), text);
+    }
 }
 
 fn line((answer, info): &Named, style: &Style) -> String {
