@@ -71,7 +71,10 @@ impl File {
         let meta = handle.metadata().map_err(call("examining"))?;
         let block_device = meta.file_type().is_block_device();
         if !block_device && !meta.is_file() {
-            return Err(OpenError::refused(spec, "it is neither a regular file nor a block device"));
+            return Err(OpenError::refused(
+                spec,
+                "it is neither a regular file nor a block device (name another)",
+            ));
         }
         let locked = if block_device {
             if spec.share || spec.read_only { Locked::Shared } else { Locked::Yes }
@@ -285,7 +288,7 @@ fn check(spec: &FileSpec) -> Result<(), OpenError> {
         (_, Some(size)) if size.0 == 0 || !size.is_aligned(512) || size.0 > i64::MAX as u64 => {
             refused("size= is not a size that a disk has (give whole sectors of 512 bytes)")
         }
-        _ if spec.offset.0 > i64::MAX as u64 => refused("offset= is past the end of any file"),
+        _ if spec.offset.0 > i64::MAX as u64 => refused("offset= is past the end of any file (give less)"),
         _ => Ok(()),
     }
 }

@@ -112,11 +112,15 @@ pub enum OpenError {
 impl OpenError {
     pub(super) fn call(doing: &'static str, spec: &FileSpec, source: io::Error) -> OpenError {
         let hint = match source.raw_os_error() {
+            // What is only read is not made.
+            Some(libc::ENOENT) if spec.read_only => " (give the path of a file that is there)",
             Some(libc::ENOENT) if !spec.create => {
                 " (give the path of a file that is there, or have it made with create)"
             }
             Some(libc::ENOENT) => " (make its directory first)",
             Some(libc::EACCES | libc::EPERM) if !spec.read_only => " (change its owner or mode, or add ro)",
+            Some(libc::EISDIR) => " (give the path of a regular file or a block device)",
+            Some(libc::ENOTDIR) => " (a part of its path is a file: give another)",
             Some(libc::EROFS) => " (add ro)",
             Some(libc::ENOSPC | libc::EDQUOT) => " (free some space)",
             Some(libc::EFBIG) => " (the file system does not hold files of that size)",

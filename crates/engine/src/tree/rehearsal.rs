@@ -111,7 +111,10 @@ impl Looked<'_> {
         let mut file = file.map_err(failed)?;
         let kind = file.metadata().map_err(failed)?.file_type();
         if !kind.is_file() && !kind.is_block_device() {
-            let why = format!("{}: it is neither a regular file nor a block device", spec.path.display());
+            let why = format!(
+                "{}: it is neither a regular file nor a block device (name another)",
+                spec.path.display()
+            );
             return Err(LookupError { why, errno: libc::EINVAL });
         }
         let end = file.seek(io::SeekFrom::End(0)).map_err(failed)?;

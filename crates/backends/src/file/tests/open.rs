@@ -131,7 +131,11 @@ fn what_cannot_be_is_refused_with_what_to_do() {
         (FileSpec { create: true, read_only: true, ..spec.clone() }, "leave one out"),
         (FileSpec { create: true, size: Some(Bytes(100)), ..spec.clone() }, "whole sectors"),
         (FileSpec { offset: Bytes(u64::MAX), ..spec.clone() }, "past the end"),
-        (FileSpec::new(dir.path().join("absent")), "give the path of a file that is there"),
+        (FileSpec::new(dir.path().join("absent")), "have it made with create"),
+        // As for what takes another's place, which is read-only.
+        (FileSpec { read_only: true, ..FileSpec::new(dir.path().join("absent")) }, "file that is there)"),
+        (FileSpec::new(path.join("below")), "a part of its path is a file"),
+        (FileSpec::new(dir.path()), "give the path of a regular file"),
         (
             FileSpec { read_only: true, ..FileSpec::new(dir.path()) },
             "neither a regular file nor a block device",
@@ -141,6 +145,7 @@ fn what_cannot_be_is_refused_with_what_to_do() {
         let why = refusal(&spec);
         assert!(why.contains(words), "{why}");
         assert!(why.contains(&spec.path.display().to_string()), "{why}");
+        assert!(why.ends_with(')'), "{why}: and what to do?");
     }
 }
 
