@@ -592,11 +592,12 @@ pub(crate) struct DmsetupArgs {
 
 #[derive(Args, Debug)]
 #[command(
-    override_usage = "blockyard stat [-xmzy] [-q] [-l|-p] [--json | -o JSON] [NAME] [INTERVAL [COUNT]]"
+    override_usage = "blockyard stat [-xmtzy] [-q] [-l|-p] [--json | -o JSON] [NAME] [INTERVAL [COUNT]]"
 )]
 #[command(after_help = "\
 The first report covers the time since a device was added, each one after it the interval before.
 With --json, each report is one line; with -o JSON, all of them are iostat's one document.
+S_TIME_FORMAT=ISO in the environment has days and times written as ISO 8601 has them.
 
 A layer's await is the time that a request spent in it and below, so what a layer adds is its own
 less that of the next. Time is looked at once a turn of a queue's thread: what a layer waits for
@@ -608,6 +609,9 @@ pub(crate) struct StatArgs {
     /// Megabytes where else it is kilobytes
     #[arg(short = 'm')]
     pub(crate) megabytes: bool,
+    /// When it was, with each report
+    #[arg(short = 't')]
+    pub(crate) timestamps: bool,
     /// Leave out what did nothing in the interval
     #[arg(short = 'z')]
     pub(crate) active: bool,

@@ -2,6 +2,7 @@
 
 pub(crate) mod layers;
 mod report;
+mod when;
 
 pub(crate) use report::{EachSecond, Rates};
 
@@ -18,6 +19,7 @@ use std::collections::HashMap;
 use std::process::ExitCode;
 use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
+use when::Clock;
 
 /// `[NAME] [INTERVAL [COUNT]]`, told apart as iostat does: what is a number is an interval.
 #[derive(Debug, PartialEq, Eq)]
@@ -153,8 +155,10 @@ fn one_report(
             nodes.extend(layers::rows(before, stats, shown));
         }
     }
+    let when = args.timestamps.then(|| Clock::of_environment().timestamp());
     if !args.output.json && args.format.is_none() {
-        let mut text = text_report(&rates, form);
+        let mut text = when.map_or(String::new(), |when| when + "\n");
+        text += &text_report(&rates, form);
         if args.layers || args.paths {
             text += &layers::text(&nodes);
         }
@@ -163,6 +167,9 @@ fn one_report(
     let mut report = json!({ "disk": disks(&rates, form) });
     if args.layers || args.paths {
         report["layer"] = layers::json(&nodes);
+    }
+    if let Some(when) = when {
+        report["timestamp"] = when.into();
     }
     match (args.format.is_some(), first) {
         (false, _) => format!("{report}\n"),
@@ -181,6 +188,7 @@ fn document_start() -> String {
         "release": text(system.release()),
         "machine": text(system.machine()),
         "number-of-cpus": std::thread::available_parallelism().map_or(1, usize::from),
+        "date": Clock::of_environment().date(),
     });
     let facts = facts.to_string();
     format!("{{\"sysstat\":{{\"hosts\":[{},\"statistics\":[", facts.trim_end_matches('}'))

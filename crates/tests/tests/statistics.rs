@@ -36,8 +36,8 @@ fn columns_and_keys_are_iostats() {
         assert_eq!(header(&ours), header(&theirs));
     }
     let document = |text: &str| serde_json::from_str::<Value>(text).expect("it is JSON");
-    let theirs = document(&run(&mut command(&["iostat", "-d", "-x", "-o", "JSON"])).ok());
-    let ours = document(&sandbox.run(&["stat", "-x", "-o", "JSON", "1", "2"]).ok());
+    let theirs = document(&run(&mut command(&["iostat", "-d", "-x", "-t", "-o", "JSON"])).ok());
+    let ours = document(&sandbox.run(&["stat", "-x", "-t", "-o", "JSON", "1", "2"]).ok());
     let reports = |document: &Value| document["sysstat"]["hosts"][0]["statistics"].clone();
     let keys = |report: &Value| -> Option<Vec<String>> {
         let mut keys: Vec<String> = report["disk"][0].as_object()?.keys().cloned().collect();
@@ -45,6 +45,14 @@ fn columns_and_keys_are_iostats() {
         Some(keys)
     };
     assert_eq!(reports(&ours).as_array().map(Vec::len), Some(2));
+    let names = |of: &Value| -> Vec<String> {
+        let mut names: Vec<String> = of.as_object().expect("an object").keys().cloned().collect();
+        names.sort();
+        names
+    };
+    let host = |document: &Value| document["sysstat"]["hosts"][0].clone();
+    assert_eq!(names(&host(&ours)), names(&host(&theirs)));
+    assert_eq!(names(&reports(&ours)[0]), names(&reports(&theirs)[0]));
     // A machine without disks has none to compare with.
     if let Some(theirs) = keys(&reports(&theirs)[0]) {
         assert_eq!(keys(&reports(&ours)[0]), Some(theirs));

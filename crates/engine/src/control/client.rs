@@ -69,7 +69,7 @@ pub enum ClientError {
         why: String,
     },
     /// The process took too long.
-    #[error("{}: no answer within {} s (is it stopped?)", path.display(), ANSWER_TIME.as_secs())]
+    #[error("{}: no answer within {} s (is it stopped, or its machine too busy? ask again)", path.display(), ANSWER_TIME.as_secs())]
     Timeout {
         /// The socket.
         path: PathBuf,
