@@ -51,6 +51,8 @@ pub(super) struct Slot {
     /// The window, in bytes of the device, and how much of it is done.
     pub(super) window: (u64, u64),
     pub(super) window_done: u64,
+    /// A durable write found no room, for itself or in what it synced: it is tried as one that is not durable.
+    doubts: bool,
     /// Which sync will serve it: see [`Rounds`](queue::Rounds).
     promise: u64,
     /// How long it waits before it looks again.
@@ -67,6 +69,7 @@ impl Slot {
         bounce: Segment::EMPTY,
         window: (0, 0),
         window_done: 0,
+        doubts: false,
         promise: 0,
         look_ns: 0,
     };
@@ -183,7 +186,7 @@ impl FileNode {
     pub(super) fn transfer<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
         let facts = self.shared.facts;
         for turn in 0.. {
-            let Slot { done, zeroes, .. } = *self.slot(io);
+            let Slot { done, zeroes, doubts, .. } = *self.slot(io);
             let zeroing = zeroes.len > 0;
             let left = req.len.0 - done;
             if left == 0 {
@@ -209,7 +212,8 @@ impl FileNode {
                 Op::Read => FileOp::Read { offset },
                 // Zeroes are synced once, at the end; memory has nothing to sync.
                 _ => {
-                    FileOp::Write { offset, durable: req.flags.has(Flags::FUA) && !facts.memory && !zeroing }
+                    let is_durable = req.flags.has(Flags::FUA) && !doubts;
+                    FileOp::Write { offset, durable: is_durable && !facts.memory && !zeroing }
                 }
             };
             if zeroing && turn == ZERO_PIECES {
@@ -256,7 +260,12 @@ impl FileNode {
         cx: &mut Cx<'_, R>,
     ) -> Option<Verdict> {
         if result < 0 {
-            return Some(self.failed(req, result));
+            return self.not_moved(io, req, result);
+        }
+        if self.slot(io).doubts {
+            // There is room, so it was the sync that had none: what it could not store it does not tell of again.
+            self.shared.fail_flushes();
+            return Some(Verdict::Up(Status::NoSpace));
         }
         let granularity = self.shared.facts.direct.map_or(1, |alignment| u64::from(alignment.offset));
         let slot = self.slot(io);
@@ -265,6 +274,20 @@ impl FileNode {
         // A direct transfer that ends within a block ends where the file does.
         let at_end = result == 0 || done < req.len.0 && !(req.offset.0 + done).is_multiple_of(granularity);
         at_end.then(|| self.ended_early(req, done, cx))
+    }
+
+    /// Reading or writing failed. `None`: go on.
+    #[cold]
+    fn not_moved(&mut self, io: Cookie, req: &Request, result: i64) -> Option<Verdict> {
+        let is_full = [libc::ENOSPC, libc::EDQUOT].contains(&i32::try_from(-result).unwrap_or(0));
+        let synced = req.op == Op::Write && req.flags.has(Flags::FUA) && !self.shared.facts.memory;
+        // A durable write syncs, and is told of whatever was lost of the file since the last one was: a disk that is full
+        // beneath the file system, for example. Who only writes is told of his own.
+        if is_full && synced && !self.slot(io).doubts && self.shared.facts.direct.is_none() {
+            self.slot(io).doubts = true;
+            return None;
+        }
+        Some(self.failed(req, result))
     }
 
     /// The file ends before the request does: it shrank. What is missing reads as zeroes, and as an error
@@ -282,9 +305,12 @@ impl FileNode {
         let errno = i32::try_from(-result).unwrap_or(libc::EIO);
         match errno {
             libc::EINTR => return Verdict::Busy,
-            // What a durable write could not store may be gone from the page cache too.
-            libc::EIO if req.op == Op::Write && req.flags.has(Flags::FUA) => self.shared.fail_flushes(),
             libc::EDQUOT | libc::EFBIG => return Verdict::Up(Status::NoSpace),
+            // Nothing was written, nor synced.
+            libc::ENOSPC | libc::EAGAIN | libc::EINVAL | libc::EFAULT | libc::ENOMEM | libc::ECANCELED => {}
+            // What a durable write could not store may be gone from the page cache too, and the kernel tells of that with
+            // whatever the disk said.
+            _ if req.op == Op::Write && req.flags.has(Flags::FUA) => self.shared.fail_flushes(),
             _ => {}
         }
         Verdict::Up(Status::from_errno(errno))
@@ -418,7 +444,8 @@ impl<R: Ring> Node<R> for FileNode {
     }
 
     fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
-        self.slot(io).done = 0;
+        let slot = self.slot(io);
+        (slot.done, slot.doubts) = (0, false);
         let writes = req.op.is_write() && !req.op.is_special();
         let may = if writes { self.enter(io, req) } else { Ok(()) };
         let verdict = match (may, req.op) {
