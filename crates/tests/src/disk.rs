@@ -132,6 +132,17 @@ impl Drop for Loop<'_> {
     }
 }
 
+/// Unmount what is there. It may be in use for a moment more: the kernel closes files of a process that has ended.
+///
+/// # Panics
+/// If it stays in use, or is not mounted.
+#[track_caller]
+pub fn unmount(at: &Path) {
+    let attempt = || run(command(&["umount"]).arg(at));
+    let settled = || Some(attempt()).filter(|outcome| !outcome.stderr.contains("busy"));
+    until(PATIENCE, settled).unwrap_or_else(attempt).ok();
+}
+
 /// File systems that this program has mounted.
 static MOUNTS: Mutex<usize> = Mutex::new(0);
 /// Told when there is one less.
@@ -180,7 +191,7 @@ impl Mount {
     /// If it is in use.
     #[track_caller]
     pub fn unmount(mut self) {
-        run(command(&["umount"]).arg(&self.path)).ok();
+        unmount(&self.path);
         self.is_mounted = false;
     }
 

@@ -3,6 +3,7 @@
 //!
 //! Rules that need faults no file system here has are held beside the `file` backend; the table names them.
 
+use blockyard_tests::disk::unmount;
 use blockyard_tests::peer::Peer;
 use blockyard_tests::server::{Sandbox, missing_root, noise};
 use blockyard_tests::tools::{PATIENCE, command, find, missing, run, skip, until};
@@ -306,7 +307,7 @@ fn loop_10_a_discard_that_the_file_system_refuses_is_withdrawn() {
         let next = Peer::connect(&server.socket(), "disk");
         assert!(!next.session.flags.has(proto::nbd::TransmissionFlags::SEND_TRIM), "and not offered again");
     });
-    run(command(&["umount"]).arg(&mount)).ok();
+    unmount(&mount);
     result.unwrap();
 }
 

@@ -165,7 +165,7 @@ impl Mounted {
     /// If that fails.
     #[track_caller]
     pub fn unmount(self) {
-        tool(&["umount", &self.at.to_string_lossy()]).ok();
+        crate::disk::unmount(&self.at);
         std::mem::forget(self);
     }
 }
