@@ -93,7 +93,12 @@ fn not_utf8() -> ExitCode {
 /// Writes an answer to stdout, and tells whether anyone still reads. Whoever closed it does not want the
 /// answer: that is no failure.
 pub(crate) fn print(text: &str) -> bool {
+    print_bytes(text.as_bytes())
+}
+
+/// The same, of names that may be any bytes.
+pub(crate) fn print_bytes(text: &[u8]) -> bool {
     use std::io::Write;
     let mut stdout = std::io::stdout().lock();
-    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).is_ok()
+    stdout.write_all(text).and_then(|()| stdout.flush()).is_ok()
 }

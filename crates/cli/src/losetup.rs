@@ -12,8 +12,9 @@ mod table;
 
 use crate::add;
 use crate::del;
-use crate::failure::{FAILED, Failure, print};
+use crate::failure::{FAILED, Failure, print, print_bytes};
 use crate::listing::{block_on, devices, run_dir};
+use crate::locale;
 use engine::change::Change;
 use engine::control::ClientError;
 use engine::loop_device::is_left_behind;
@@ -135,15 +136,15 @@ fn show_all(options: &Options, file: Option<&str>) -> Result<(), Refusal> {
         let back = Back::of(file);
         rows.retain(|row| back.is_some_and(|back| row.is_on(back, options.offset)));
     }
-    print(&shown(options, &rows));
+    print_bytes(&shown(options, &rows));
     Ok(())
 }
 
-fn shown(options: &Options, rows: &[Row]) -> String {
+fn shown(options: &Options, rows: &[Row]) -> Vec<u8> {
     let how = &options.listing;
     match how.list {
-        true => listing(rows, &how.columns, how.style, how.headings),
-        false => rows.iter().map(sentence).collect(),
+        true => listing(rows, &how.columns, how.style, how.headings, locale::is_utf8()).into_bytes(),
+        false => rows.iter().flat_map(sentence).collect(),
     }
 }
 
@@ -152,7 +153,7 @@ fn show_one(options: &Options, word: &str) -> Result<ExitCode, Refusal> {
     if row.back_file.is_none() && !options.listing.list {
         return Err(Refusal::plain(format!("{}: No such device or address", row.name)));
     }
-    print(&shown(options, &[row]));
+    print_bytes(&shown(options, &[row]));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -169,7 +170,7 @@ fn stack(options: &Options, file: &Path) -> Result<StackSpec, Refusal> {
         spec.offset = Bytes(options.offset.unwrap_or(0));
         spec.sizelimit = options.sizelimit.filter(|&limit| limit > 0).map(Bytes);
         spec.direct = if options.direct == Some(true) { Direct::On } else { Direct::Off };
-        spec.block = options.block.filter(|&block| block > 0);
+        spec.block = options.block.and_then(|block| u32::try_from(block).ok()).filter(|&block| block > 0);
         // As losetup does it: what cannot be written is set up read-only.
         let write = rustix::fs::access(file, rustix::fs::Access::WRITE_OK);
         spec.ro =
@@ -353,13 +354,13 @@ fn change_one(word: &str, what: &str, change: &Change, words: &[&str]) -> Result
     Ok(ExitCode::SUCCESS)
 }
 
-fn set_block(word: &str, block: u32) -> Result<ExitCode, Refusal> {
+fn set_block(word: &str, block: u64) -> Result<ExitCode, Refusal> {
     let row = find(word)?;
     if row.ours.is_none() {
         let text = block.to_string();
         return kernels(&["--sector-size", &text, &row.name]).map(|()| ExitCode::SUCCESS);
     }
-    if row.block == block {
+    if u64::from(row.block) == block {
         return Ok(ExitCode::SUCCESS);
     }
     let why = "a device that is set up keeps its block size (detach it, and set it up with --sector-size)";

@@ -21,6 +21,7 @@ mod failure;
 mod inflight;
 mod limits;
 mod listing;
+mod locale;
 mod log;
 mod losetup;
 mod made;

@@ -92,6 +92,25 @@ fn the_kernels_own_loop_devices_are_shown_as_losetup_shows_them() {
     std::mem::forget(device);
 }
 
+#[test]
+fn names_that_a_terminal_would_act_on_are_shown_as_losetup_shows_them() {
+    let sandbox = Sandbox::default();
+    let image = sandbox.image("od\u{1b}[1md\n\\x20.img", MIB);
+    let Some(device) = Kernels::new(&[image.to_str().unwrap()]) else { return };
+    let node = device.0.as_str();
+    let bytes = image.with_file_name(OsStr::from_bytes(b"lat\xe9 in.img"));
+    for named in [&image, &bytes] {
+        std::fs::rename(&image, named).unwrap();
+        assert_same(&sandbox, &["-l", node]);
+        assert_same(&sandbox, &["-l", "--raw", node]);
+        // Bytes that are no UTF-8 are none in JSON either, and replaced there.
+        if named.to_str().is_some() {
+            assert_same(&sandbox, &["-l", "-J", node]);
+            assert_same(&sandbox, &[node]);
+        }
+    }
+}
+
 /// Words of which both make the same, to the letter. `DEV` is a device, `IMG` the file behind it.
 const ALIKE: &str = "
 DEV | -l DEV | --list DEV | -n DEV | -ln DEV | --noheadings -l DEV | --raw DEV | --raw -l DEV | -J DEV | -Jl DEV

@@ -3,6 +3,7 @@
 use super::options::Options;
 use super::report::{numbers, opens};
 use super::{Named, Refusal};
+use crate::locale::is_utf8;
 use std::fmt::Write as _;
 
 /// How the branches are drawn: one that others follow, the last one, what goes on below either.
@@ -26,15 +27,8 @@ struct Style {
     inverted: bool,
 }
 
-/// Whether the terminal shows more than ASCII, as the locale says.
-fn is_utf() -> bool {
-    let said = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().filter_map(|name| std::env::var(name).ok());
-    let locale = said.into_iter().find(|value| !value.is_empty()).unwrap_or_default().to_lowercase();
-    locale.contains("utf-8") || locale.contains("utf8")
-}
-
 fn style(options: &Options) -> Result<Style, Refusal> {
-    let signs = if is_utf() { &UTF } else { &ASCII };
+    let signs = if is_utf8() { &UTF } else { &ASCII };
     let mut style =
         Style { signs, numbers: true, active: false, rw: false, open: false, uuid: false, inverted: false };
     for word in options.value("options").into_iter().flat_map(|list| list.split(',')) {

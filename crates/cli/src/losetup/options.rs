@@ -26,7 +26,7 @@ pub(super) enum Action {
     DetachAll,
     SetCapacity(String),
     SetDirect(String, bool),
-    SetBlock(String, u32),
+    SetBlock(String, u64),
     /// Take unused devices out of `/dev`.
     Remove(Vec<String>),
 }
@@ -48,7 +48,7 @@ pub(super) struct Options {
     pub(super) listing: Listing,
     pub(super) offset: Option<u64>,
     pub(super) sizelimit: Option<u64>,
-    pub(super) block: Option<u32>,
+    pub(super) block: Option<u64>,
     pub(super) direct: Option<bool>,
     pub(super) partscan: bool,
     pub(super) read_only: bool,
@@ -224,42 +224,52 @@ pub(super) enum SizeError {
     Range,
 }
 
-/// A size as util-linux reads it: `K` and `KiB` are 1024, `KB` is 1000, and so on up to `E`; `0x` is hexadecimal.
+/// A size as util-linux reads it: `K` and `KiB` are 1024, `KB` is 1000, and so on up to `Y`. As with `strtoumax`
+/// blanks and a `+` may come first, `0x` is hexadecimal and another `0` at the beginning octal.
 pub(super) fn size(text: &str) -> Result<u64, SizeError> {
+    let text = text.trim_start_matches([' ', '\t', '\n', '\u{b}', '\u{c}', '\r']);
+    let text = text.strip_prefix('+').unwrap_or(text);
     let (digits, radix) = match text.strip_prefix("0x").or(text.strip_prefix("0X")) {
         Some(hexadecimal) => (hexadecimal, 16),
+        None if text.starts_with('0') => (text, 8),
         None => (text, 10),
     };
-    let end = digits.find(|c: char| !c.is_digit(radix) && c != '.').unwrap_or(digits.len());
-    let (number, suffix) = digits.split_at(end);
-    let unit = unit(suffix).ok_or(SizeError::Invalid)?;
-    let whole = |text: &str| {
-        u64::from_str_radix(text, radix).map_err(|why| match why.kind() {
-            std::num::IntErrorKind::PosOverflow => SizeError::Range,
-            _ => SizeError::Invalid,
-        })
-    };
-    match number.split_once('.') {
-        None => whole(number)?.checked_mul(unit).ok_or(SizeError::Range),
-        Some((units, fraction)) if radix == 10 && !fraction.is_empty() && fraction.len() < 10 => {
-            let tenths = u128::from(whole(fraction)?) * u128::from(unit);
-            let part = u64::try_from(tenths / 10u128.pow(fraction.len() as u32)).unwrap_or(u64::MAX);
-            let units = whole(units)?.checked_mul(unit).ok_or(SizeError::Range)?;
-            units.checked_add(part).ok_or(SizeError::Range)
-        }
-        Some(_) => Err(SizeError::Invalid),
+    let split = |text: &'_ str, radix: u32| text.find(|c: char| !c.is_digit(radix)).unwrap_or(text.len());
+    let (number, rest) = digits.split_at(split(digits, radix));
+    let units = whole(number, radix)?;
+    let Some(fraction) = rest.strip_prefix('.') else { return scaled(units, unit(rest)?) };
+    let (fraction, suffix) = fraction.split_at(split(fraction, 10));
+    if radix == 16 || fraction.is_empty() || fraction.len() >= 10 {
+        return Err(SizeError::Invalid);
+    }
+    let unit = unit(suffix)?;
+    let one = u128::from(scaled(1, unit)?);
+    let part = u128::from(whole(fraction, 10)?) * one / 10u128.pow(fraction.len() as u32);
+    let part = u64::try_from(part).map_err(|_| SizeError::Range)?;
+    scaled(units, unit)?.checked_add(part).ok_or(SizeError::Range)
+}
+
+fn whole(text: &str, radix: u32) -> Result<u64, SizeError> {
+    u64::from_str_radix(text, radix).map_err(|why| match why.kind() {
+        std::num::IntErrorKind::PosOverflow => SizeError::Range,
+        _ => SizeError::Invalid,
+    })
+}
+
+/// What a suffix stands for: so many times a base.
+fn unit(suffix: &str) -> Result<(u64, u32), SizeError> {
+    let suffix = suffix.to_ascii_uppercase();
+    let Some(first) = suffix.chars().next() else { return Ok((1, 1)) };
+    let power = "KMGTPEZY".find(first).ok_or(SizeError::Invalid)? as u32 + 1;
+    match &suffix[first.len_utf8()..] {
+        "" | "IB" => Ok((1024, power)),
+        "B" => Ok((1000, power)),
+        _ => Err(SizeError::Invalid),
     }
 }
 
-fn unit(suffix: &str) -> Option<u64> {
-    let suffix = suffix.to_ascii_uppercase();
-    let Some(first) = suffix.chars().next() else { return Some(1) };
-    let power = "KMGTPE".find(first)? as u32 + 1;
-    match &suffix[first.len_utf8()..] {
-        "" | "IB" => Some(1024u64.pow(power)),
-        "B" => Some(1000u64.pow(power)),
-        _ => None,
-    }
+fn scaled(units: u64, (base, power): (u64, u32)) -> Result<u64, SizeError> {
+    (0..power).try_fold(units, |units, _| units.checked_mul(base)).ok_or(SizeError::Range)
 }
 
 fn sized(text: &str, what: &str) -> Result<u64, Refusal> {
@@ -338,8 +348,7 @@ fn set(options: &mut Options, letter: char, value: Option<&str>) -> Result<(), R
         'L' => options.no_overlap = true,
         'o' => options.offset = Some(sized(text, "offset")?),
         SIZELIMIT => options.sizelimit = Some(sized(text, "size")?),
-        // What does not fit is no block size either.
-        'b' => options.block = Some(u32::try_from(sized(text, "logical block size")?).unwrap_or(u32::MAX)),
+        'b' => options.block = Some(sized(text, "logical block size")?),
         'P' => options.partscan = true,
         'r' => options.read_only = true,
         SHOW => options.show = true,
@@ -539,15 +548,24 @@ mod tests {
             ("0x1000", 4096),
             ("2G", 2 << 30),
             ("7E", 7 << 60),
+            ("0100", 64),
+            ("0", 0),
+            ("0.5K", 512),
+            ("010.5K", 8 * 1024 + 512),
+            ("+512", 512),
+            (" \t512", 512),
+            ("0Z", 0),
         ] {
             assert_eq!(size(text), Ok(bytes), "{text}");
         }
-        for text in ["", "x", "1x", "-1", "1KX", "1.", "é", "1é", "K"] {
+        for text in ["", "x", "1x", "-1", "1KX", "1.", "é", "1é", "K", "08", "+-1", "512 ", "0x1.5K", "+"] {
             assert_eq!(size(text), Err(SizeError::Invalid), "{text}");
         }
         for text in ["16E", "99999999999999999999", "15.99999E9E"] {
             assert!(size(text).is_err(), "{text}");
         }
-        assert_eq!(size("16E"), Err(SizeError::Range));
+        for text in ["16E", "1Z", "1YB"] {
+            assert_eq!(size(text), Err(SizeError::Range), "{text}");
+        }
     }
 }

@@ -1,7 +1,9 @@
 //! Loop devices, and what acts as one: those of all our processes, and the kernel's own as sysfs shows them.
 
 use engine::control::{ControlClient, DeviceInfo};
+use std::ffi::OsString;
 use std::fs;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
@@ -14,7 +16,7 @@ pub(super) struct Back {
 }
 
 impl Back {
-    pub(super) fn of(path: &str) -> Option<Back> {
+    pub(super) fn of(path: impl AsRef<Path>) -> Option<Back> {
         let meta = fs::metadata(path).ok()?;
         let number = meta.dev();
         Some(Back { device: (rustix::fs::major(number), rustix::fs::minor(number)), inode: meta.ino() })
@@ -32,8 +34,8 @@ impl Back {
 pub(super) struct Row {
     /// Its node; of ours without one, its name.
     pub(super) name: String,
-    /// Empty when nothing is behind it.
-    pub(super) back_file: Option<String>,
+    /// Empty when nothing is behind it. The name of a file behind one of the kernel's may be any bytes.
+    pub(super) back_file: Option<OsString>,
     pub(super) back: Option<Back>,
     pub(super) device: Option<(u32, u32)>,
     pub(super) offset: Option<u64>,
@@ -64,14 +66,14 @@ impl Row {
         let number = |name: &str| fact(name).and_then(|text| text.parse::<u64>().ok());
         let flag = |name: &str| number(name) == Some(1);
         let node = info.exports.iter().find(|export| export.address.starts_with("/dev/"));
-        let back_file = fact("backing_file").or(fact("path")).cloned();
+        let back_file = fact("backing_file").or(fact("path")).map(OsString::from);
         Row {
             name: node.map_or_else(|| info.name.clone(), |export| export.address.clone()),
             back: back_file.as_deref().and_then(Back::of),
             device: node.and_then(|export| device_number(&export.address)),
             offset: number("offset").or(back_file.as_ref().map(|_| 0)),
             sizelimit: number("sizelimit").or(back_file.as_ref().map(|_| 0)),
-            back_file: back_file.or_else(|| Some(info.stack.clone())),
+            back_file: back_file.or_else(|| Some(info.stack.clone().into())),
             autoclear: flag("autoclear"),
             partscan: flag("partscan"),
             read_only: info.read_only,
@@ -91,7 +93,11 @@ impl Row {
         if !is_loop_name(name) || !directory.is_dir() {
             return None;
         }
-        let back_file = text("loop/backing_file");
+        let back_file = fs::read(directory.join("loop/backing_file")).ok().map(|mut bytes| {
+            // The kernel's own end of line; one before it belongs to the name.
+            bytes.pop_if(|last| *last == b'\n');
+            OsString::from_vec(bytes)
+        });
         Some(Row {
             name: format!("/dev/{name}"),
             back: back_file.as_deref().and_then(Back::of),

@@ -3,7 +3,10 @@
 use super::Refusal;
 use super::rows::Row;
 use serde_json::Value;
+use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
+use std::os::unix::ffi::OsStrExt;
+use unicode_width::UnicodeWidthStr;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Style {
@@ -35,7 +38,7 @@ pub(super) enum Column {
 
 /// What is in a cell.
 enum Cell {
-    Text(String),
+    Text(OsString),
     Number(u64),
     Flag(bool),
     Empty,
@@ -133,12 +136,13 @@ impl Column {
 
     fn cell(self, row: &Row) -> Cell {
         let number = |value: Option<u64>| value.map_or(Cell::Empty, Cell::Number);
-        let text = |value: Option<String>| value.map_or(Cell::Empty, Cell::Text);
+        let text = |value: Option<String>| value.map_or(Cell::Empty, |text| Cell::Text(text.into()));
+        let file = || row.back_file.clone().map_or(Cell::Empty, Cell::Text);
         // The widths are losetup's own.
         match self {
-            Column::Name => Cell::Text(row.name.clone()),
+            Column::Name => Cell::Text(row.name.clone().into()),
             Column::AutoClear => Cell::Flag(row.autoclear),
-            Column::BackFile => text(row.back_file.clone()),
+            Column::BackFile => file(),
             Column::BackIno => number(row.back.map(|back| back.inode)),
             Column::BackMajMin => {
                 text(row.back.map(|back| format!("{:8}:{:<3}", back.device.0, back.device.1)))
@@ -150,7 +154,7 @@ impl Column {
             Column::Min => number(row.device.map(|device| device.1.into())),
             Column::Offset => number(row.offset),
             Column::PartScan => Cell::Flag(row.partscan),
-            Column::Reference => text(row.back_file.clone()),
+            Column::Reference => file(),
             Column::ReadOnly => Cell::Flag(row.read_only),
             Column::SizeLimit => number(row.sizelimit),
             Column::Dio => Cell::Flag(row.dio),
@@ -160,18 +164,19 @@ impl Column {
 }
 
 impl Cell {
-    fn text(self) -> String {
+    fn text(self) -> OsString {
         match self {
             Cell::Text(text) => text,
-            Cell::Number(number) => number.to_string(),
-            Cell::Flag(flag) => u8::from(flag).to_string(),
-            Cell::Empty => String::new(),
+            Cell::Number(number) => number.to_string().into(),
+            Cell::Flag(flag) => u8::from(flag).to_string().into(),
+            Cell::Empty => OsString::new(),
         }
     }
 
     fn json(self) -> Value {
         match self {
-            Cell::Text(text) => text.into(),
+            // JSON has no other bytes.
+            Cell::Text(text) => text.to_string_lossy().into(),
             Cell::Number(number) => number.into(),
             Cell::Flag(flag) => flag.into(),
             Cell::Empty => Value::Null,
@@ -180,41 +185,66 @@ impl Cell {
 }
 
 /// Rows under these columns; nothing at all when there are no rows, except in JSON.
-pub(super) fn listing(rows: &[Row], columns: &[Column], style: Style, headings: bool) -> String {
+/// `utf8`: the locale has letters beside ASCII.
+pub(super) fn listing(rows: &[Row], columns: &[Column], style: Style, headings: bool, utf8: bool) -> String {
     if style == Style::Json {
         return json(rows, columns);
     }
     if rows.is_empty() {
         return String::new();
     }
+    let written = |cell: OsString| match style {
+        Style::Raw => raw(&cell),
+        _ => printable(&cell, utf8),
+    };
     let head = columns.iter().map(|column| column.named().0.to_owned()).collect();
-    let cells = rows.iter().map(|row| columns.iter().map(|column| column.cell(row).text()).collect());
+    let cells =
+        rows.iter().map(|row| columns.iter().map(|column| written(column.cell(row).text())).collect());
     let lines: Vec<Vec<String>> = std::iter::once(head).chain(cells).collect();
     // Columns are as wide as their headings also where those are not shown.
-    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
+    let width = |column: usize| lines.iter().map(|line| line[column].width()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns.len()).map(width).collect();
     let shown = &lines[usize::from(!headings)..];
     match style {
-        Style::Raw => shown.iter().map(|cells| raw_line(cells)).collect(),
+        Style::Raw => shown.iter().map(|cells| cells.join(" ") + "\n").collect(),
         _ => table(shown, columns, &widths),
     }
 }
 
-fn raw_line(cells: &[String]) -> String {
-    let escaped = |cell: &String| {
-        let mut text = String::new();
-        for c in cell.chars() {
-            match c {
-                ' ' | '\t' | '\n' | '\\' => {
-                    let _ = write!(text, "\\x{:02x}", u32::from(c));
+/// What a program reads: one word of visible ASCII.
+fn raw(cell: &OsStr) -> String {
+    let mut text = String::new();
+    for &byte in cell.as_bytes() {
+        match byte {
+            b'\\' => text.push_str("\\x5c"),
+            byte if byte.is_ascii_graphic() => text.push(byte.into()),
+            byte => hexadecimal(&mut text, byte),
+        }
+    }
+    text
+}
+
+/// What a terminal shows as it stands: what would act on it, or is no letter of the locale, is written in
+/// hexadecimal, and so is the backslash of what looks like that already.
+fn printable(cell: &OsStr, utf8: bool) -> String {
+    let mut text = String::new();
+    for chunk in cell.as_bytes().utf8_chunks() {
+        for (at, c) in chunk.valid().char_indices() {
+            let is_shown = !c.is_control() && (utf8 || c.is_ascii());
+            match is_shown && !chunk.valid()[at..].starts_with("\\x") {
+                true => text.push(c),
+                false => {
+                    c.encode_utf8(&mut [0; 4]).bytes().for_each(|byte| hexadecimal(&mut text, byte));
                 }
-                c => text.push(c),
             }
         }
-        text
-    };
-    let cells: Vec<String> = cells.iter().map(escaped).collect();
-    cells.join(" ") + "\n"
+        chunk.invalid().iter().for_each(|&byte| hexadecimal(&mut text, byte));
+    }
+    text
+}
+
+fn hexadecimal(text: &mut String, byte: u8) {
+    let _ = write!(text, "\\x{byte:02x}");
 }
 
 fn table(lines: &[Vec<String>], columns: &[Column], widths: &[usize]) -> String {
@@ -222,12 +252,14 @@ fn table(lines: &[Vec<String>], columns: &[Column], widths: &[usize]) -> String 
     for line in lines {
         for (number, (cell, (column, &width))) in line.iter().zip(columns.iter().zip(widths)).enumerate() {
             let last = number + 1 == columns.len();
+            // Letters may be two columns wide.
+            let gap = " ".repeat(width.saturating_sub(cell.width()));
             let _ = match (column.stands_left(), last) {
                 // The last column is not filled up.
                 (true, true) => write!(text, "{cell}"),
-                (true, false) => write!(text, "{cell:<width$} "),
-                (false, true) => write!(text, "{cell:>width$}"),
-                (false, false) => write!(text, "{cell:>width$} "),
+                (true, false) => write!(text, "{cell}{gap} "),
+                (false, true) => write!(text, "{gap}{cell}"),
+                (false, false) => write!(text, "{gap}{cell} "),
             };
         }
         text.push('\n');
@@ -253,21 +285,23 @@ fn json(rows: &[Row], columns: &[Column]) -> String {
     text
 }
 
-/// The sentence of `losetup -a`.
-pub(super) fn sentence(row: &Row) -> String {
-    let mut text = format!("{}: ", row.name);
+/// The sentence of `losetup -a`, with the file's name as it is.
+pub(super) fn sentence(row: &Row) -> Vec<u8> {
+    let mut text = format!("{}: ", row.name).into_bytes();
     let file = row.back_file.as_deref().unwrap_or_default();
-    let _ = match row.back {
-        Some(back) => write!(text, "[{:04}]:{} ({file})", back.number(), back.inode),
-        None => write!(text, "[]: ({file})"),
-    };
+    text.extend(match row.back {
+        Some(back) => format!("[{:04}]:{} (", back.number(), back.inode).into_bytes(),
+        None => b"[]: (".to_vec(),
+    });
+    text.extend(file.as_bytes());
+    text.push(b')');
     if let Some(offset) = row.offset.filter(|&offset| offset > 0) {
-        let _ = write!(text, ", offset {offset}");
+        text.extend(format!(", offset {offset}").bytes());
     }
     if let Some(limit) = row.sizelimit.filter(|&limit| limit > 0) {
-        let _ = write!(text, ", sizelimit {limit}");
+        text.extend(format!(", sizelimit {limit}").bytes());
     }
-    text.push('\n');
+    text.push(b'\n');
     text
 }
 
@@ -275,11 +309,12 @@ pub(super) fn sentence(row: &Row) -> String {
 mod tests {
     use super::*;
     use crate::losetup::rows::Back;
+    use std::os::unix::ffi::OsStringExt;
 
     fn rows() -> Vec<Row> {
         let row = Row {
             name: "/dev/loop0".to_owned(),
-            back_file: Some("/tmp/b c.img".to_owned()),
+            back_file: Some("/tmp/b c.img".into()),
             back: Some(Back { device: (254, 0), inode: 77 }),
             device: Some((7, 0)),
             offset: Some(4096),
@@ -307,23 +342,23 @@ mod tests {
     #[test]
     fn a_table_has_losetups_columns_and_gaps() {
         assert_eq!(
-            listing(&rows(), &Column::DEFAULT, Style::Table, true),
+            listing(&rows(), &Column::DEFAULT, Style::Table, true, true),
             "NAME        SIZELIMIT OFFSET AUTOCLEAR RO BACK-FILE    DIO LOG-SEC\n\
              /dev/loop0          0   4096         0  1 /tmp/b c.img   0     512\n\
              /dev/loop12                          0  0                0     512\n"
         );
         assert_eq!(
-            listing(&rows()[..1], &Column::list("+maj:min").unwrap(), Style::Raw, false),
+            listing(&rows()[..1], &Column::list("+maj:min").unwrap(), Style::Raw, false, true),
             "/dev/loop0 0 4096 0 1 /tmp/b\\x20c.img 0 512 \\x20\\x207:0\\x20\\x20\n"
         );
-        assert_eq!(listing(&[], &Column::DEFAULT, Style::Table, true), "");
+        assert_eq!(listing(&[], &Column::DEFAULT, Style::Table, true, true), "");
     }
 
     #[test]
     fn json_has_losetups_types_and_indentation() {
         let columns = [Column::Name, Column::BackMajMin, Column::Offset, Column::ReadOnly];
         assert_eq!(
-            listing(&rows(), &columns, Style::Json, true),
+            listing(&rows(), &columns, Style::Json, true, true),
             r#"{
    "loopdevices": [
       {
@@ -341,14 +376,39 @@ mod tests {
 }
 "#
         );
-        assert_eq!(listing(&[], &columns, Style::Json, true), "{\n   \"loopdevices\": [\n\n   ]\n}\n");
+        assert_eq!(listing(&[], &columns, Style::Json, true, true), "{\n   \"loopdevices\": [\n\n   ]\n}\n");
     }
 
     #[test]
     fn the_older_sentence_names_offset_and_limit_when_there_are_any() {
         let mut row = rows().remove(0);
-        assert_eq!(sentence(&row), "/dev/loop0: [65024]:77 (/tmp/b c.img), offset 4096\n");
+        assert_eq!(sentence(&row), b"/dev/loop0: [65024]:77 (/tmp/b c.img), offset 4096\n");
         (row.offset, row.sizelimit) = (Some(0), Some(1024));
-        assert_eq!(sentence(&row), "/dev/loop0: [65024]:77 (/tmp/b c.img), sizelimit 1024\n");
+        assert_eq!(sentence(&row), b"/dev/loop0: [65024]:77 (/tmp/b c.img), sizelimit 1024\n");
+    }
+
+    #[test]
+    fn names_of_files_do_not_reach_the_terminal_as_they_are() {
+        let shown = |name: &[u8], style, utf8| {
+            let row = Row { back_file: Some(OsString::from_vec(name.to_vec())), ..rows().remove(0) };
+            listing(&[row], &[Column::BackFile, Column::ReadOnly], style, false, utf8)
+        };
+        assert_eq!(shown(b"/a\x1b[31m\nb\x7f", Style::Table, true), "/a\\x1b[31m\\x0ab\\x7f  1\n");
+        assert_eq!(shown("/\u{85}".as_bytes(), Style::Table, true), "/\\xc2\\x85  1\n");
+        assert_eq!(shown("/漢 ü.img".as_bytes(), Style::Table, true), "/漢 ü.img  1\n");
+        assert_eq!(shown("/ü".as_bytes(), Style::Table, false), "/\\xc3\\xbc  1\n");
+        assert_eq!(shown(b"/\xe9\\x20", Style::Table, true), "/\\xe9\\x5cx20  1\n");
+        assert_eq!(shown("/ü b\\".as_bytes(), Style::Raw, true), "/\\xc3\\xbc\\x20b\\x5c 1\n");
+    }
+
+    #[test]
+    fn letters_of_two_columns_are_filled_up_by_what_is_left() {
+        let wide = Row { back_file: Some("/漢字".into()), ..rows().remove(0) };
+        let narrow = Row { back_file: Some("/abcdef".into()), ..rows().remove(0) };
+        let columns = [Column::BackFile, Column::ReadOnly];
+        assert_eq!(
+            listing(&[wide, narrow], &columns, Style::Table, true, true),
+            "BACK-FILE RO\n/漢字      1\n/abcdef    1\n"
+        );
     }
 }

@@ -1,5 +1,6 @@
 //! Colours and letters for bars, or what stands for them where there are none.
 
+use crate::locale::is_utf8_in;
 use ratatui::style::{Color, Modifier, Style};
 
 /// How things look.
@@ -14,12 +15,7 @@ impl Theme {
     /// As the environment says: `NO_COLOR`, and what `LC_ALL`, `LC_CTYPE` or `LANG` says of letters.
     pub(super) fn of_environment(variable: impl Fn(&str) -> Option<String>) -> Theme {
         let set = |name: &str| variable(name).filter(|value| !value.is_empty());
-        let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set).unwrap_or_default();
-        let locale = locale.to_ascii_uppercase();
-        Theme {
-            colour: set("NO_COLOR").is_none(),
-            unicode: locale.contains("UTF-8") || locale.contains("UTF8"),
-        }
+        Theme { colour: set("NO_COLOR").is_none(), unicode: is_utf8_in(&variable) }
     }
 
     fn coloured(self, colour: Color) -> Style {
