@@ -45,9 +45,10 @@ fn range(text: &str) -> Result<Range<u64>, ParseBadError> {
 impl FromStr for BadRanges {
     type Err = ParseBadError;
 
-    /// `FIRST-LAST[+FIRST-LAST…]`.
+    /// `FIRST-LAST[+FIRST-LAST…]`, as null_blk's `+FIRST-LAST` each.
     fn from_str(text: &str) -> Result<BadRanges, ParseBadError> {
         let mut ranges = BadRanges::default();
+        let text = text.strip_prefix('+').unwrap_or(text);
         text.split('+').try_for_each(|text| range(text).map(|range| ranges.add(range)))?;
         Ok(ranges)
     }

@@ -80,8 +80,40 @@ const KNOWN: &[&str] = &[
     "zone_offline",
 ];
 
+/// What null_blk has a knob for and a null device here has not: where that is said instead, or why it is nothing.
+const ELSEWHERE: [(&[&str], &str); 8] = [
+    (&["gb", "size"], "the size is what stands behind null:, as in null:250G"),
+    (&["bs"], "write blocksize=4K"),
+    (&["submit_queues", "use_per_node_hctx"], "queues are every device's: --queues, or --ublk=queues=N"),
+    (&["poll_queues"], "polling is every device's: --poll"),
+    (&["no_sched"], "there is no scheduler unless one is asked for: --scheduler"),
+    (&["queue_mode"], "there is one mode, which is null_blk's 2, multi-queue"),
+    (&["home_node"], "memory is where the thread of a queue runs"),
+    (&["nr_devices", "power", "index"], "a device is made and taken away by blockyard add and del"),
+];
+/// null_blk's numbers for them.
+const IRQMODE_NUMBERS: [&str; 3] = ["0", "1", "2"];
+
+/// Items with null_blk's numbers as words.
+fn in_words(item: String) -> String {
+    let number = item
+        .strip_prefix("irqmode=")
+        .and_then(|value| IRQMODE_NUMBERS.iter().position(|number| *number == value));
+    number.map_or(item, |number| format!("irqmode={}", IRQMODE[number].0))
+}
+
+fn check_elsewhere(item: &str) -> Result<(), SpecError> {
+    let key = item.split('=').next().unwrap_or_default();
+    match ELSEWHERE.iter().find(|(keys, _)| keys.contains(&key)) {
+        Some((_, fix)) => Err(SpecError::new(format!("null has no option \"{key}\", as null_blk has"), *fix)),
+        None => Ok(()),
+    }
+}
+
 pub(super) fn parse(what: &str, items: impl Iterator<Item = String>) -> Result<NullSpec, SpecError> {
-    let mut options = Options::new("null", KNOWN, items)?;
+    let items: Vec<String> = items.map(in_words).collect();
+    items.iter().try_for_each(|item| check_elsewhere(item))?;
+    let mut options = Options::new("null", KNOWN, items.into_iter())?;
     let completion = completion(&mut options)?;
     // A completion time alone asks for the timer: nothing else would heed it.
     let implied = if completion.is_some() { IrqMode::Timer } else { IrqMode::None };

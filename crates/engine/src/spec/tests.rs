@@ -331,6 +331,29 @@ fn any_knobs() -> impl Strategy<Value = Knobs> {
 }
 
 #[test]
+fn what_null_blk_has_and_null_has_not_is_said_where_to_find() {
+    for (item, fix) in [
+        ("queue_mode=2", "multi-queue"),
+        ("home_node=0", "thread"),
+        ("no_sched", "--scheduler"),
+        ("submit_queues=4", "--queues"),
+        ("use_per_node_hctx=1", "--queues"),
+        ("poll_queues=1", "--poll"),
+        ("gb=1", "null:250G"),
+        ("size=1", "null:250G"),
+        ("bs=512", "blocksize"),
+        ("nr_devices=2", "blockyard add"),
+    ] {
+        let why = why(&format!("null:1G,{item}"));
+        assert!(why.contains("as null_blk has") && why.contains(fix), "{why}");
+    }
+    assert_eq!(stack("null:1G,irqmode=2").unwrap().to_string(), "null:1G,irqmode=timer,completion=10us");
+    assert_eq!(stack("null:1G,irqmode=1").unwrap().to_string(), "null:1G,irqmode=softirq");
+    assert!(why("null:1G,irqmode=3").contains("none, softirq, timer"));
+    assert_eq!(stack("null:1G,badblocks=+8-15").unwrap().to_string(), "null:1G,badblocks=8-15");
+}
+
+#[test]
 fn knobs_of_null_have_its_names() {
     let StackSpec::Null(null) = stack("null:1G,completion_nsec=500,shared_tags,timeout=1,,2,,3,,-1").unwrap()
     else {

@@ -24,6 +24,9 @@ pub enum UblkError {
     /// Commands for many requests at once.
     #[error("one command cannot be about many requests: {0} (leave out batch=yes)")]
     NoBatch(&'static str),
+    /// Zones that nothing can be appended to.
+    #[error("the ublk driver takes no zones without append (leave out zone_append_max_sectors=0)")]
+    NoAppend,
     /// Memory of clients.
     #[error("memory cannot be shared with clients: {0} (leave out shmem=…)")]
     NoSharing(&'static str),

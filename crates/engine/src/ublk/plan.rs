@@ -71,6 +71,9 @@ impl Plan {
         let recovery = recovery(spec, stack.survives)?;
         let integrity = integrity(spec, stack, has);
         let zoned = profile.limits.features.has(block::Features::ZONED);
+        if zoned && profile.limits.max_hw_zone_append_sectors.0 == 0 {
+            return Err(UblkError::NoAppend);
+        }
         let depth = spec.depth.unwrap_or(depth).min(::ublk::QUEUE_DEPTH_MAX - 1);
         let queues = spec.queues.unwrap_or(threads);
         let places = places(queues, depth, threads.max(1).into(), spec.per_io_daemon);
@@ -354,6 +357,23 @@ mod tests {
 
     fn error(text: &str, survives: bool, offered: Option<Features>) -> String {
         plan(text, survives, offered).err().unwrap().to_string()
+    }
+
+    #[test]
+    fn zones_without_append_are_refused_in_words() {
+        let mut profile = profile();
+        profile.limits.features = block::Features::ZONED;
+        let room = [vec![u16::MAX], vec![u16::MAX]];
+        let stack = Stands {
+            profile: &profile,
+            survives: true,
+            integrity: None,
+            hides_integrity: false,
+            room: &room,
+        };
+        let plan = Plan::new(&"".parse().unwrap(), &stack, 128, 2, Some(Features::KNOWN));
+        let said = plan.err().unwrap().to_string();
+        assert!(said.contains("zone_append_max_sectors=0"), "{said}");
     }
 
     #[test]

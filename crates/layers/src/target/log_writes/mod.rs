@@ -12,7 +12,9 @@ mod shared;
 use super::chore::Chore;
 use super::{Area, Devices, Kind, MessageError, Names, Place, Status, Target, TargetError, stack};
 use crate::Layer;
-use block::{Abilities, Bytes, Cookie, Data, Flags, LimitsError, Op, Profile, Request, Sectors, Segment};
+use block::{
+    Abilities, Bytes, Cookie, Data, Features, Flags, LimitsError, Op, Profile, Request, Sectors, Segment,
+};
 use format::{DISCARD, FLUSH, FUA, Head};
 use queue::{ChildKind, Cx, Node, NodeId, Ring, Verdict};
 use shared::{Entry, Log, Next};
@@ -82,6 +84,11 @@ impl<R: Ring> Layer<R> for LogWrites {
         let can = below[0].abilities;
         // Zeroes are written as data, so that they are in the log; what cannot be discarded is logged all the same.
         whole.abilities = Abilities { write_zeroes: false, fast_zero: false, discard: true, ..can };
+        if can.flush {
+            // A flush means something here whatever is below: where nobody sent one, the log would say nothing of an order.
+            let fua = if can.fua { Features::FUA } else { Features::NONE };
+            whole.limits.features = whole.limits.features.with(Features::WRITE_CACHE).with(fua);
+        }
         if !can.discard {
             whole.limits.discard_granularity = whole.limits.logical_block_size;
             whole.limits.max_hw_discard_sectors = Sectors(u64::from(u32::MAX) >> 9);

@@ -48,6 +48,15 @@ fn a_line_is_read_and_shown_again() {
 }
 
 #[test]
+fn flushes_are_asked_for_whatever_is_below() {
+    use block::Features;
+    let rig = rig();
+    let below = super::super::testing::profile(Bytes::gib(1));
+    assert!(!below.limits.features.has(Features::WRITE_CACHE), "nothing below would be flushed");
+    assert!(rig.profile.limits.features.has(Features::WRITE_CACHE.with(Features::FUA)));
+}
+
+#[test]
 fn what_a_flush_made_durable_is_logged_before_it() {
     let mut rig = rig();
     assert_eq!(rig.write(8, &[1; 1024]), End::Ok);
