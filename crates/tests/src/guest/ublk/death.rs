@@ -183,6 +183,11 @@ fn recovered(times: u32) -> Done {
     for _ in 0..times {
         ublk.kill();
         ublk.await_state(State::Quiesced);
+        // Who looks for it finds it, and what to do.
+        for command in [&["list"][..], &["show", "disk"]] {
+            let shown = ublk.command(command).ok();
+            assert!(shown.contains("blockyard recover disk"), "{command:?}:\n{shown}");
+        }
         ublk.recover();
         ublk.disk.verify(&["--size=1M"]);
     }
