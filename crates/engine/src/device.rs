@@ -18,7 +18,7 @@ use crate::tree::{Loaded, Surroundings};
 use backends::{CompletionError, Fact, Features, NullError, OpenError, RamError};
 use block::{Bytes, Integrity, LimitsError, ParseLimitsError, Profile, QueueLimits};
 use images::ImageError;
-use queue::{DEPTH_MAX, Gate, Nanos, QueueStats, Snapshot, StackError};
+use queue::{BusyTogether, DEPTH_MAX, Gate, Nanos, QueueStats, Snapshot, StackError};
 use ring::KernelRing;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -159,6 +159,8 @@ pub struct Device {
     lanes: Mutex<Vec<Arc<Lane>>>,
     /// What queues that are gone have counted.
     past: Mutex<Snapshot>,
+    /// When its queues are busy, all together.
+    busy: Arc<BusyTogether>,
     /// By node: it is what it was before the form last changed.
     as_before: Mutex<Vec<bool>>,
     opened: Instant,
@@ -195,6 +197,7 @@ impl Device {
             depth: config.depth,
             lanes: Mutex::default(),
             past: Mutex::default(),
+            busy: Arc::default(),
             as_before: Mutex::default(),
             opened: Instant::now(),
             trace: Mutex::default(),
@@ -379,6 +382,7 @@ impl Device {
     }
 
     pub(crate) fn add_lane(&self, reactor: usize, stats: Arc<QueueStats>) -> Arc<Lane> {
+        stats.share(self.busy.clone());
         let lane = Arc::new(Lane { reactor, stats, connections: Arc::default() });
         self.lock_lanes().push(lane.clone());
         lane
@@ -402,6 +406,11 @@ impl Device {
     /// NBD connections to it.
     pub fn connections(&self) -> u32 {
         self.lock_lanes().iter().map(|lane| lane.connections.load(Relaxed)).sum()
+    }
+
+    /// For how long its queues were busy, all together.
+    pub fn busy(&self) -> &BusyTogether {
+        &self.busy
     }
 
     /// What queues that are gone have counted.

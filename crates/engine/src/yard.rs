@@ -39,7 +39,8 @@ impl Yard for Host {
             Some(first) => first.add(&device.past()),
             None => queues.push(device.past()),
         }
-        Some(Counted { uptime: device.uptime(), queues, nodes: device.nodes() })
+        let busy_ns = device.busy().busy_ns(now);
+        Some(Counted { uptime: device.uptime(), queues, busy_ns, nodes: device.nodes() })
     }
 
     fn in_flight<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<InFlightList, ControlError>> {

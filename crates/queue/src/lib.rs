@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+mod busy;
 mod gate;
 mod histogram;
 mod node;
@@ -23,6 +24,7 @@ mod sockets;
 mod stats;
 mod verdict;
 
+pub use busy::BusyTogether;
 pub use gate::{Gate, Nudge, Strips, Wish};
 pub use histogram::{BUCKETS, Counts, bucket_floor};
 pub use node::{ChildKind, Cx, NoChild, Node, NodeId, Verdict};

@@ -1,10 +1,11 @@
 //! What a hardware queue counts: the kernel's seventeen `stat` fields with their meanings, and a
 //! latency histogram for each operation. The queue's thread writes with plain stores, anyone reads.
 
-use crate::Nanos;
 use crate::histogram::{Counts, Histograms};
+use crate::{BusyTogether, Nanos};
 use block::Op;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 /// A counter for each operation, side by side: who counts has a row, and picks an operation in it.
 type ByOp = [AtomicU64; Op::COUNT];
@@ -58,6 +59,14 @@ pub struct QueueStats {
     busy_ns: AtomicU64,
     /// When it last became busy; 0 while nothing is in flight.
     busy_since_ns: AtomicU64,
+    /// Where all queues of its device say when they are busy; empty: it has none beside it.
+    together: OnceLock<Arc<BusyTogether>>,
+}
+
+impl Drop for QueueStats {
+    fn drop(&mut self) {
+        self.in_flight(0, Nanos(self.busy_since_ns.load(Relaxed)));
+    }
 }
 
 impl Default for QueueStats {
@@ -73,6 +82,7 @@ impl Default for QueueStats {
             in_flight: AtomicU64::new(0),
             busy_ns: AtomicU64::new(0),
             busy_since_ns: AtomicU64::new(0),
+            together: OnceLock::new(),
         }
     }
 }
@@ -130,6 +140,13 @@ impl QueueStats {
         }
     }
 
+    /// Have it say there, too, when it is busy. Once, before it has anything to do.
+    pub fn share(&self, together: Arc<BusyTogether>) {
+        debug_assert!(self.busy_since_ns.load(Relaxed) == 0, "a queue is shared before it is used");
+        // It says so in one place only.
+        let _ = self.together.set(together);
+    }
+
     /// By node number.
     pub(crate) fn nodes(&self) -> &[NodeStats] {
         &self.nodes
@@ -141,10 +158,18 @@ impl QueueStats {
         let since = self.busy_since_ns.load(Relaxed);
         match (since, in_flight) {
             (0, 0) => {}
-            (0, _) => self.busy_since_ns.store(now.0.max(1), Relaxed),
+            (0, _) => {
+                self.busy_since_ns.store(now.0.max(1), Relaxed);
+                if let Some(together) = self.together.get() {
+                    together.enter(now);
+                }
+            }
             (_, 0) => {
                 bump(&self.busy_ns, now.since(Nanos(since)));
                 self.busy_since_ns.store(0, Relaxed);
+                if let Some(together) = self.together.get() {
+                    together.leave(now);
+                }
             }
             _ => {}
         }
@@ -240,8 +265,8 @@ const WRITES: [Op; 8] = [
 ];
 
 impl Snapshot {
-    /// Another queue of the same device added. Busy time is the longest of any queue, not their sum: it
-    /// can then not exceed the time that passed.
+    /// Another queue of the same device added. Busy time is the longest of any queue, not their sum: what it is of all
+    /// of them together is known to [`BusyTogether`].
     pub fn add(&mut self, other: &Snapshot) {
         for (sum, op) in self.ops.iter_mut().zip(&other.ops) {
             sum.ios += op.ios;

@@ -192,7 +192,7 @@ fn a_new_size_is_asked_for_or_not(browser: &mut Browser) {
     browser.eval("document.querySelector('#confirm-input').value = 'huge'");
     browser.press("Enter");
     browser.wait_for("!document.querySelector('#confirm').open");
-    browser.wait_for("document.querySelector('.toast.bad')?.textContent.includes('Resize m?')");
+    browser.wait_for("document.querySelector('.toast.bad')?.textContent.includes('Resize m failed:')");
 }
 
 fn who_lost_the_token_is_told_so(browser: &mut Browser) {

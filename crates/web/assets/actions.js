@@ -54,7 +54,7 @@ async function carryOut(device, question, action, done) {
     await post(device, action(answer));
     toast(done);
   } catch (error) {
-    toast(`${question.title}: ${error.message}`, true);
+    toast(`${question.title.replace(/\?$/, '')} failed: ${error.message}`, true);
   }
 }
 

@@ -117,6 +117,8 @@ pub struct Counted {
     pub uptime: Duration,
     /// By hardware queue, in the order of [`DeviceInfo::queues`].
     pub queues: Vec<queue::Snapshot>,
+    /// Time with a request under way on any of them.
+    pub busy_ns: u64,
     /// The nodes of its stack by number: how far down each is, from 0, and its name.
     pub nodes: Vec<(u8, &'static str)>,
 }
@@ -126,6 +128,7 @@ impl Counted {
     pub fn total(&self) -> queue::Snapshot {
         let mut total = queue::Snapshot::default();
         self.queues.iter().for_each(|queue| total.add(queue));
+        total.busy_ns = self.busy_ns;
         total
     }
 }
