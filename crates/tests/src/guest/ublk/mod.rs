@@ -3,6 +3,7 @@
 //! Names are those of the kernel's selftests (`tools/testing/selftests/ublk`) and of blktests (`ublk/001`…) where a test
 //! has the purpose of one of theirs; what it checks may be more. docs/testing.md has the table.
 
+mod cuts;
 mod data;
 mod death;
 mod life;
@@ -23,8 +24,17 @@ use ublk::{DeviceInfo, Driver, Features, KernelControl, State};
 
 /// The rows of this module.
 pub fn tests() -> Vec<Test> {
-    [data::TESTS, stripe::TESTS, life::TESTS, death::TESTS, page::TESTS, settings::TESTS, zoned::TESTS]
-        .concat()
+    [
+        cuts::TESTS,
+        data::TESTS,
+        stripe::TESTS,
+        life::TESTS,
+        death::TESTS,
+        page::TESTS,
+        settings::TESTS,
+        zoned::TESTS,
+    ]
+    .concat()
 }
 
 /// How long the driver may take for a change of state.
