@@ -293,11 +293,32 @@ impl MultipathNode {
         status: Status,
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
+        if !status.is_ok() {
+            return self.ended_badly_in_time(io, req, status, cx);
+        }
+        self.end_in_time(io, cx);
+        Verdict::Up(status)
+    }
+
+    /// The same, not well. By itself, for the other one then calls nothing.
+    #[cold]
+    fn ended_badly_in_time<R: Ring>(
+        &mut self,
+        io: Cookie,
+        req: &mut Request,
+        status: Status,
+        cx: &mut Cx<'_, R>,
+    ) -> Verdict {
+        self.end_in_time(io, cx);
+        self.failed(io, req, status, cx)
+    }
+
+    #[inline]
+    fn end_in_time<R: Ring>(&mut self, io: Cookie, cx: &Cx<'_, R>) {
         let went = self.started[io.tag.index()].went;
         if let Selector::Historical(historical) = &mut self.selector {
             historical.end(went.path().wrapping_sub(self.first), went.ago(cx.now()), cx.now());
         }
-        if status.is_ok() { Verdict::Up(status) } else { self.failed(io, req, status, cx) }
     }
 
     /// One has from a path of a group that is not in use any more.
