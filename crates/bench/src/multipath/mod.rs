@@ -1,7 +1,7 @@
 //! `./x bench multipath`: what multipath costs, from outside and inside, beside the same with one mutex around its state.
 //!
 //! Four parts: devices of the program under load from outside; the same stacks, and those with a lock, behind a server of
-//! the harness's own; the stacks alone, inside one process; and two NBD servers behind multipath beside one without.
+//! the harness's own; the stacks alone, inside one process; and NBD servers, one and two, behind multipath beside one without.
 //! Figures are medians of rounds with the least and greatest; ratios are medians of the rounds' own.
 
 mod inside;
@@ -15,7 +15,7 @@ pub(crate) use stacks::{Selector, Shared, Subject};
 pub(crate) use stores::check as check_stores;
 
 use crate::realtime;
-use outside::{Server, Site};
+use outside::{Backs, Server, Site};
 use report::Report;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -161,9 +161,13 @@ fn measure(options: &Options, site: &Site) -> std::io::Result<Report> {
         report.inside = inside::measure(&Subject::all(), &threads, 2 * options.rounds - 1);
     }
     if wants("servers") {
-        let servers =
-            [Server::Direct, Server::Both(Selector::RoundRobin), Server::Both(Selector::QueueLength)];
-        report.servers = outside(&servers)?;
+        report.servers = outside(&[
+            Server::Direct,
+            Server::Behind(Selector::RoundRobin, Backs::One),
+            Server::Behind(Selector::RoundRobin, Backs::Twice),
+            Server::Behind(Selector::RoundRobin, Backs::Two),
+            Server::Behind(Selector::QueueLength, Backs::Two),
+        ])?;
     }
     report.took_s = began.elapsed().as_secs();
     Ok(report)

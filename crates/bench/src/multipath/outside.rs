@@ -28,8 +28,37 @@ pub(super) enum Server {
     Own(Subject),
     /// The program, over one export of another server of it.
     Direct,
-    /// The program, with multipath over two such servers.
-    Both(Selector),
+    /// The program, with multipath over such servers.
+    Behind(Selector, Backs),
+}
+
+/// What paths lead to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Backs {
+    /// A server: what multipath itself takes.
+    One,
+    /// The same one, by two connections: what it takes beyond that to have the requests of a reactor in two streams.
+    Twice,
+    /// Two servers: what one more process takes beyond that.
+    Two,
+}
+
+impl Backs {
+    fn numbers(self) -> &'static [usize] {
+        match self {
+            Backs::One => &[0],
+            Backs::Twice => &[0, 0],
+            Backs::Two => &[0, 1],
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Backs::One => "1 server",
+            Backs::Twice => "1 server twice",
+            Backs::Two => "2 servers",
+        }
+    }
 }
 
 impl Server {
@@ -38,7 +67,7 @@ impl Server {
             Server::Ours(subject) => subject.name(),
             Server::Own(subject) => subject.name(),
             Server::Direct => "one path, no multipath".to_owned(),
-            Server::Both(selector) => format!("{}, 2 servers", selector.name()),
+            Server::Behind(selector, backs) => format!("{}, {}", selector.name(), backs.name()),
         }
     }
 }
@@ -130,27 +159,35 @@ impl Site {
                 Running::start(command, socket)
             }
             Server::Direct => {
-                let uri = self.back_uri(0, threads);
+                let uri = self.back_uri(number, 0, threads);
                 self.blockyard(&name, threads, &[&format!("nbd:{uri}")])
             }
-            Server::Both(selector) => {
-                let uris = [0, 1].map(|back| format!("nbd:{}", self.back_uri(back, threads)));
-                self.table(&name, threads, SECTORS, &selector.line(&[&uris[0], &uris[1]]))
+            Server::Behind(selector, backs) => {
+                let uri = |&back: &usize| format!("nbd:{}", self.back_uri(number, back, threads));
+                let uris: Vec<String> = backs.numbers().iter().map(uri).collect();
+                let uris: Vec<&str> = uris.iter().map(String::as_str).collect();
+                self.table(&name, threads, SECTORS, &selector.line(&uris))
             }
         }
     }
 
-    fn back_uri(&self, back: usize, threads: u16) -> String {
-        format!(
-            "nbd+unix:///bench?socket={}",
-            self.folder.join(format!("{threads}-back{back}.sock")).display()
-        )
+    /// A server that server `number` stands on.
+    fn back_uri(&self, number: usize, back: usize, threads: u16) -> String {
+        let socket = self.folder.join(format!("{threads}-{number}-back{back}.sock"));
+        format!("nbd+unix:///bench?socket={}", socket.display())
     }
 
-    /// The two servers that others stand on.
-    fn backs(&self, threads: u16) -> io::Result<[Running; 2]> {
-        let back = |number: usize| self.blockyard(&format!("{threads}-back{number}"), threads, &["null:"]);
-        Ok([back(0)?, back(1)?])
+    /// Those that server `number` stands on. They are its own: how a server spreads connections over its reactors depends
+    /// on those that it had before.
+    fn backs(&self, server: &Server, number: usize, threads: u16) -> io::Result<Vec<Running>> {
+        let numbers: &[usize] = match server {
+            Server::Ours(_) | Server::Own(_) => &[],
+            Server::Direct => Backs::One.numbers(),
+            Server::Behind(_, backs) => backs.numbers(),
+        };
+        let count = numbers.iter().max().map_or(0, |last| last + 1);
+        let back = |back| self.blockyard(&format!("{threads}-{number}-back{back}"), threads, &["null:"]);
+        (0..count).map(back).collect()
     }
 }
 
@@ -195,11 +232,10 @@ pub(super) fn measure(
     rounds: usize,
     seconds: f64,
 ) -> io::Result<Vec<Series>> {
-    let stands_on_others = |server: &Server| matches!(server, Server::Direct | Server::Both(_));
-    let _backs = servers.iter().any(stands_on_others).then(|| site.backs(threads)).transpose()?;
-    let running: io::Result<Vec<Running>> =
-        servers.iter().enumerate().map(|(number, server)| site.start(server, number, threads)).collect();
-    let running = running?;
+    let backs = |(number, server)| site.backs(server, number, threads);
+    let _backs = servers.iter().enumerate().map(backs).collect::<io::Result<Vec<_>>>()?;
+    let start = |(number, server)| site.start(server, number, threads);
+    let running = servers.iter().enumerate().map(start).collect::<io::Result<Vec<_>>>()?;
     let series =
         |server: &Server| Series { server: server.clone(), threads, kilo_iops: vec![], cpu_us: vec![] };
     let mut all: Vec<Series> = servers.iter().map(series).collect();
