@@ -177,6 +177,20 @@ fn tags_are_shared_by_the_queues_of_a_device() {
 }
 
 #[test]
+fn shared_tags_are_those_of_all_devices_that_say_so() {
+    let tags_of = |sharing| {
+        let knobs = Knobs { sharing, hw_queue_depth: Some(1), ..Knobs::default() };
+        tags::Tags::shared(&gate::Shared::new(&knobs, Bytes::mib(1)).knobs)
+    };
+    let [one, other] = [(); 2].map(|()| tags_of(Sharing::Process).unwrap());
+    assert!(one.take(1) && !other.take(1), "the other device has it");
+    one.give_back();
+    assert!(other.take(1));
+    other.give_back();
+    assert!(tags_of(Sharing::Queue).is_none(), "a queue counts its own");
+}
+
+#[test]
 fn a_queue_that_goes_amid_its_requests_leaves_the_shared_tags() {
     let knobs = Knobs { sharing: Sharing::Device, hw_queue_depth: Some(1), ..Knobs::default() };
     let null =
