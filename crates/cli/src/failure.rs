@@ -3,6 +3,7 @@
 use clap::error::ErrorKind;
 use std::fmt::Display;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The status of a request that failed.
 pub(crate) const FAILED: u8 = 1;
@@ -64,7 +65,7 @@ impl Display for Failure {
 pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         print(&error.to_string());
-        return ExitCode::SUCCESS;
+        return once_written(ExitCode::SUCCESS);
     }
     if error.kind() == ErrorKind::InvalidUtf8 {
         return not_utf8();
@@ -100,5 +101,25 @@ pub(crate) fn print(text: &str) -> bool {
 pub(crate) fn print_bytes(text: &[u8]) -> bool {
     use std::io::Write;
     let mut stdout = std::io::stdout().lock();
-    stdout.write_all(text).and_then(|()| stdout.flush()).is_ok()
+    let written = stdout.write_all(text).and_then(|()| stdout.flush());
+    if let Err(why) = &written
+        && why.kind() != std::io::ErrorKind::BrokenPipe
+        && !UNWRITTEN.swap(true, Ordering::Relaxed)
+    {
+        eprintln!(
+            "blockyard: writing the answer failed: {why} (stdout goes where nothing more can be written)"
+        );
+    }
+    written.is_ok()
+}
+
+/// Whether an answer, or a part of one, did not get where stdout goes.
+static UNWRITTEN: AtomicBool = AtomicBool::new(false);
+
+/// The status to end with: an answer that was not written is no success, whatever was done.
+pub(crate) fn once_written(code: ExitCode) -> ExitCode {
+    match UNWRITTEN.load(Ordering::Relaxed) && code == ExitCode::SUCCESS {
+        true => ExitCode::from(FAILED),
+        false => code,
+    }
 }

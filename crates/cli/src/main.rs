@@ -50,10 +50,13 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return failure::usage(&error),
     };
+    // A server has served, wherever its first line went to.
+    let serves = matches!(cli.command, Command::Serve(_) | Command::Up(_));
     let ended = run(cli.command);
     log::finish();
     match ended {
-        Ok(code) => code,
+        Ok(code) if serves => code,
+        Ok(code) => failure::once_written(code),
         Err(failure) => {
             let code = failure.report();
             attach::let_go_when_stuck();

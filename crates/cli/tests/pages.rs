@@ -109,3 +109,15 @@ fn the_bash_script_completes() {
     let output = bash.wait_with_output().expect("bash ends");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "serve set\n--tls-certificates\n");
 }
+
+#[test]
+fn an_answer_that_cannot_be_written_is_no_success() {
+    let sandbox = Sandbox::new();
+    let full = || std::fs::File::create("/dev/full").expect("/dev/full");
+    for words in [&["help"][..], &["man"], &["losetup", "--help"], &["completions", "bash"]] {
+        let ended = sandbox.command(words).stdout(full()).output().expect("it runs");
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(1), "{words:?}: {said}");
+        assert_eq!(said.matches("writing the answer failed: No space left on device").count(), 1, "{said}");
+    }
+}

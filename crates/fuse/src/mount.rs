@@ -33,7 +33,7 @@ pub enum MountError {
         source: io::Error,
     },
     /// `fusermount3` is missing or refused.
-    #[error("{}: it cannot be mounted on: {why} (install fuse3, or run as root)", path.display())]
+    #[error("{}: it cannot be mounted on: {why} ({}, or run as root)", path.display(), what_helps(why))]
     Helper {
         /// Where.
         path: PathBuf,
@@ -49,6 +49,14 @@ pub struct MountOptions {
     pub name: String,
     /// Writes are refused by the kernel already.
     pub read_only: bool,
+}
+
+/// What to do about what `fusermount3` said.
+fn what_helps(why: &str) -> &'static str {
+    match why.contains(DEVICE) {
+        true => "let your user open /dev/fuse, which modprobe fuse makes",
+        false => "install fuse3",
+    }
 }
 
 /// Open `/dev/fuse` so that reading it does not block.
@@ -211,6 +219,15 @@ fn ask(path: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_that_may_not_be_opened_is_no_missing_program() {
+        let said =
+            |why: &str| MountError::Helper { path: PathBuf::from("/d.raw"), why: why.to_owned() }.to_string();
+        let denied = said("fusermount3: failed to open /dev/fuse: Permission denied");
+        assert!(denied.contains("let your user open /dev/fuse"), "{denied}");
+        assert!(said("No such file or directory").ends_with("(install fuse3, or run as root)"));
+    }
 
     #[test]
     fn data_is_not_hidden_by_a_mount() {
