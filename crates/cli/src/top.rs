@@ -25,7 +25,7 @@ mod view;
 
 use crate::args::TopArgs;
 use crate::failure::{Failure, print};
-use crate::listing::{block_on, run_dir};
+use crate::listing::{block_on, client_of, run_dir};
 use crate::signals::{Signals, status_of};
 use engine::control::ControlClient;
 use engine::rundir::RunDir;
@@ -49,6 +49,8 @@ pub(crate) fn top(args: &TopArgs) -> Result<ExitCode, Failure> {
         return Err(Failure::usage("top", "", "an interval is from 0.1 to 3600 seconds"));
     }
     let run = run_dir("top")?;
+    // Those that are asked for by name are there at the beginning; what becomes of them shows.
+    args.names.iter().try_for_each(|name| client_of(&run, "top", name).map(drop))?;
     if args.batch {
         return block_on("top", in_batches(args, &run))?;
     }

@@ -212,7 +212,8 @@ fn text_needs_no_terminal_and_a_screen_does() {
     assert!(header.contains("IOPS") && header.contains("p99.9") && header.ends_with("STACK"), "{pages}");
     let iops = |line: &str| line.split_whitespace().nth(1).and_then(|word| word.parse::<f64>().ok());
     assert!(disk.iter().any(|line| iops(line).is_some_and(|iops| iops > 0.0)), "{pages}");
-    assert!(sandbox.run(&["top", "-b", "-n", "1", "-d", "0.1", "other"]).ok().contains(" 0 devices"));
+    let refused = sandbox.run(&["top", "-b", "-n", "1", "-d", "0.1", "disk", "other"]).failed_with(1);
+    assert!(refused.contains("top failed: other: there is no such device"), "{refused}");
     let refused = sandbox.run(&["top"]).failed_with(2);
     assert!(refused.contains("no terminal") && refused.contains("top -b"), "{refused}");
     sandbox.run(&["top", "-d", "0"]).failed_with(2);

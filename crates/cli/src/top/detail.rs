@@ -199,7 +199,9 @@ fn facts(row: &Row, width: usize, theme: Theme) -> Part {
 fn limits(row: &Row, width: usize, theme: Theme) -> Part {
     let mut lines = vec![title("LIMITS (those that are not 0)", theme)];
     let limits = row.info.limits.iter().filter(|(_, value)| **value > 0);
-    let cells: Vec<String> = limits.map(|(key, value)| format!("{key:<27} {value:>10}")).collect();
+    let cells: Vec<String> = limits
+        .map(|(key, value)| format!("{key} {value:>width$}", width = (LIMIT - 2).saturating_sub(key.len())))
+        .collect();
     let across = (width / LIMIT).max(1);
     for cells in cells.chunks(across) {
         lines.push(Line::raw(cells.join(" ")));
