@@ -414,9 +414,9 @@ fn message(device: &Device, sector: u64, words: &[String]) -> Result<Option<Stri
     // A path is as good as the numbers that it has.
     let named: Vec<String> = words
         .iter()
-        .map(|word| match target.names.find(word) {
-            None => tree::numbers_of(Path::new(word)).unwrap_or_else(|| word.clone()),
-            Some(_) => word.clone(),
+        .map(|word| match target.names.find(word).is_empty() {
+            true => tree::numbers_of(Path::new(word)).unwrap_or_else(|| word.clone()),
+            false => word.clone(),
         })
         .collect();
     let named: Vec<&str> = named.iter().map(String::as_str).collect();

@@ -92,7 +92,7 @@ fn a_switch_is_not_lost_to_a_queue_that_chooses_meanwhile() {
         let queue = thread::spawn(move || {
             other.group();
         });
-        shared.message(&["switch_group", "2"], |_| None).expect("it is heeded");
+        shared.message(&["switch_group", "2"], |_| Vec::new()).expect("it is heeded");
         queue.join().unwrap();
         assert_eq!(shared.group(), Some(1));
     });
@@ -110,7 +110,7 @@ fn going_back_gives_way_to_a_switch() {
         let watcher = thread::spawn(move || {
             other.fail_back(1, 0);
         });
-        shared.message(&["switch_group", "2"], |_| None).expect("it is heeded");
+        shared.message(&["switch_group", "2"], |_| Vec::new()).expect("it is heeded");
         watcher.join().unwrap();
         // The message was last, or going back found the group no longer in use.
         assert_eq!(shared.group(), Some(1));

@@ -169,7 +169,7 @@ fn mp_6_a_group_that_comes_into_use_again_is_activated_again() {
     bench.wait();
     for (words, path) in [(["switch_group", "2"], vec![2]), (["switch_group", "1"], vec![0, 1])] {
         bench.done();
-        bench.shared.message(&words, |_| None).unwrap();
+        bench.shared.message(&words, |_| Vec::new()).unwrap();
         bench.submit(Op::Write);
         assert!(bench.done().is_empty(), "{words:?}");
         assert_eq!(end(&bench, Outcome::Activated), path);
@@ -189,7 +189,7 @@ fn mp_6_what_ends_for_a_group_or_a_path_that_is_gone_activates_nothing() {
     assert!(!bench.shared.is_wanted(&stale[0]) && bench.shared.is_wanted(&stale[1]));
     assert_eq!(paths(&begun(&bench, now)), [], "one at a time");
     assert!(!bench.shared.activated(&stale[0], Outcome::Activated, now));
-    bench.shared.message(&["switch_group", "2"], |_| None).unwrap();
+    bench.shared.message(&["switch_group", "2"], |_| Vec::new()).unwrap();
     assert!(!bench.shared.activated(&stale[1], Outcome::Failed, now));
     assert!(bench.shared.is_active(1), "nor does it fail what is not asked for any more");
     bench.wait();

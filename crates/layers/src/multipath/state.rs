@@ -445,11 +445,12 @@ impl Multipath {
         self.changed();
     }
 
-    /// Heed a message, as `dmsetup message` sends one. `find`: which path, over all groups, a word names.
+    /// Heed a message, as `dmsetup message` sends one. `find`: which paths, over all groups, a word names: each that
+    /// leads by that device is meant.
     ///
     /// # Errors
     /// [`MessageError`]: nothing was done.
-    pub fn message(&self, words: &[&str], find: impl Fn(&str) -> Option<usize>) -> Result<(), MessageError> {
+    pub fn message(&self, words: &[&str], find: impl Fn(&str) -> Vec<usize>) -> Result<(), MessageError> {
         if self.suspended.load(Acquire) != 0 {
             return Err(MessageError::Busy);
         }
@@ -463,6 +464,10 @@ impl Multipath {
                 Err(MessageError::Invalid)
             }
         };
+        let named = |word: &str| {
+            let paths = find(word);
+            if paths.is_empty() { Err(unknown(word)) } else { Ok(paths) }
+        };
         match (lower.iter().map(String::as_str).collect::<Vec<_>>().as_slice(), words) {
             (["queue_if_no_path"], _) => self.set_queue_if_no_path(true),
             (["fail_if_no_path"], _) => self.set_queue_if_no_path(false),
@@ -470,12 +475,13 @@ impl Multipath {
             (["enable_group", _], [_, number]) => self.bypass(group(number)?, false),
             (["switch_group", _], [_, number]) => self.switch_group(group(number)?),
             (["fail_path", _], [_, path]) => {
-                let path = find(path).ok_or_else(|| unknown(path))?;
-                self.paths[path].told.store(true, Release);
-                self.fail_path(path);
+                for path in named(path)? {
+                    self.paths[path].told.store(true, Release);
+                    self.fail_path(path);
+                }
             }
             (["reinstate_path", _], [_, path]) => {
-                self.reinstate_path(find(path).ok_or_else(|| unknown(path))?);
+                named(path)?.into_iter().for_each(|path| _ = self.reinstate_path(path));
             }
             _ => return Err(MessageError::Invalid),
         }
@@ -621,8 +627,9 @@ mod tests {
         Multipath::new(Config::parse(&line.split(' ').collect::<Vec<_>>()).unwrap())
     }
 
-    fn find(word: &str) -> Option<usize> {
-        ["a", "b", "c"].into_iter().position(|name| name == word)
+    /// `ab`: both at once, as a device that is two paths.
+    fn find(word: &str) -> Vec<usize> {
+        (0..3).filter(|path| word.contains(["a", "b", "c"][*path])).collect()
     }
 
     fn name(path: usize) -> String {
@@ -640,6 +647,16 @@ mod tests {
         assert_eq!(multipath.group(), Some(0));
         multipath.fail_path(1);
         assert_eq!(multipath.status(name), "2 0 0 0 2 1 A 0 2 1 8:0 A 0 0 8:16 F 1 0 E 0 1 1 8:32 A 0 0 ");
+    }
+
+    #[test]
+    fn each_path_by_the_device_of_a_message_is_meant() {
+        let multipath = two_groups();
+        tell(&multipath, "fail_path ab").unwrap();
+        assert_eq!((multipath.valid(), multipath.events()), (1, 2));
+        tell(&multipath, "reinstate_path ab").unwrap();
+        assert_eq!(multipath.valid(), 3);
+        assert!(tell(&multipath, "fail_path x").is_err());
     }
 
     #[test]

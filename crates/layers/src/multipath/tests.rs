@@ -196,7 +196,7 @@ fn mp_4_without_a_path_requests_wait_or_fail_as_they_were_told() {
     assert_eq!(bench.done(), [Status::Ok; 2]);
     bench.shared.fail_path(1);
     bench.submit(Op::Write);
-    bench.shared.message(&["fail_if_no_path"], |_| None).unwrap();
+    bench.shared.message(&["fail_if_no_path"], |_| Vec::new()).unwrap();
     bench.wait();
     assert_eq!(bench.done(), [Status::IoError]);
     assert_eq!(bench.run(Op::Read), Status::IoError);
@@ -260,7 +260,7 @@ fn mp_5_without_another_path_the_original_error_is_told() {
 fn mp_8_paths_that_failed_by_themselves_are_to_be_probed() {
     let mut bench = bench("0 0 1 1 round-robin 0 3 0 a b c");
     bench.paths[0].answers(Some(Status::Transport));
-    bench.shared.message(&["fail_path", "b"], |_| Some(1)).unwrap();
+    bench.shared.message(&["fail_path", "b"], |_| vec![1]).unwrap();
     assert!((0..3).all(|_| bench.run(Op::Read).is_ok()));
     assert_eq!([0, 1, 2].map(|path| bench.shared.wants_check(path)), [true, false, false]);
     bench.paths[0].answers(Some(Status::Ok));
@@ -362,7 +362,7 @@ fn a_queue_that_goes_takes_its_counts_along() {
     let mut bench = bench(QUEUEING);
     (0..2).for_each(|path| assert!(bench.shared.fail_path(path)));
     bench.submit(Op::Write);
-    bench.shared.message(&["fail_if_no_path"], |_| None).unwrap();
+    bench.shared.message(&["fail_if_no_path"], |_| Vec::new()).unwrap();
     bench.wait();
     assert_eq!(bench.done(), [Status::IoError]);
     bench.queue.freeze();

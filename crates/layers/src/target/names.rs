@@ -17,10 +17,10 @@ impl Names {
         &self.names[device][1]
     }
 
-    /// The first one that a word names, in either way; a path also without its kind.
-    pub fn find(&self, word: &str) -> Option<usize> {
+    /// Those that a word names, in either way, for a device may be there more than once; a path also without its kind.
+    pub fn find(&self, word: &str) -> Vec<usize> {
         let is = |name: &String| name == word || name.strip_prefix("file:") == Some(word);
-        self.names.iter().position(|names| names.iter().any(is))
+        (0..self.names.len()).filter(|number| self.names[*number].iter().any(is)).collect()
     }
 
     /// How many there are.
