@@ -1,5 +1,5 @@
 //! Whole stacks, simulated. `BLOCKYARD_SEED=n` replays one run and no other; `BLOCKYARD_SIM_RUNS=n` adds
-//! that many runs with fresh seeds, or with those from `BLOCKYARD_SIM_FIRST=n` on.
+//! that many runs with fresh seeds.
 
 use blockyard_tests::simulation::{Breakage, Scenario, run, run_targets, run_ublk};
 use std::hash::{BuildHasher, RandomState};
@@ -7,13 +7,6 @@ use std::hash::{BuildHasher, RandomState};
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
-}
-
-/// Where fresh seeds begin, which is told.
-fn first() -> u64 {
-    let first = number("BLOCKYARD_SIM_FIRST").unwrap_or_else(|| RandomState::new().hash_one(0));
-    println!("seeds from {first}");
-    first
 }
 
 fn pass(seed: u64) {
@@ -33,7 +26,8 @@ fn random_stacks_keep_their_promises() {
 #[test]
 fn fresh_seeds_keep_their_promises() {
     let runs = number("BLOCKYARD_SIM_RUNS").unwrap_or(20);
-    let first = first();
+    let first = RandomState::new().hash_one(0);
+    println!("seeds from {first}");
     (0..runs).for_each(|number| pass(first.wrapping_add(number)));
 }
 
@@ -91,7 +85,8 @@ fn nothing_acknowledged_is_lost_when_ublk_servers_are_killed() {
 #[test]
 fn fresh_seeds_keep_their_promises_over_ublk() {
     let runs = number("BLOCKYARD_SIM_RUNS").unwrap_or(20);
-    let first = first();
+    let first = RandomState::new().hash_one(0);
+    println!("seeds from {first}");
     (0..runs).for_each(|number| pass_ublk(first.wrapping_add(number)));
 }
 
@@ -149,7 +144,8 @@ fn targets_that_keep_state_keep_their_promises() {
 fn fresh_seeds_keep_the_promises_of_targets() {
     // Each takes as long as several of the others.
     let runs = number("BLOCKYARD_SIM_RUNS").unwrap_or(50) / 5;
-    let first = first();
+    let first = RandomState::new().hash_one(0);
+    println!("seeds from {first}");
     (0..runs).for_each(|number| pass_targets(first.wrapping_add(number)));
 }
 
