@@ -7,6 +7,7 @@ use engine::control::{ClientError, ControlClient, ControlError, DeviceInfo};
 use engine::loop_device::dead_files;
 use engine::rundir::{RunDir, RunDirError};
 use engine::spec::Bytes;
+use engine::ublk::{self, Record};
 use std::fmt::Write;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -61,15 +62,20 @@ pub(crate) fn client_of(run: &RunDir, what: &str, name: &str) -> Result<ControlC
     if std::os::unix::net::UnixStream::connect(&link).is_err() {
         // Clears away what a dead process left.
         run.processes();
-        if !dead_files(run, name).is_empty() {
-            let why = format!(
-                "its server died (add it again, or take away what is left of it: blockyard del {name})"
-            );
-            return Err(Failure::new(what, name, why));
-        }
-        return Err(missing());
+        return Err(died(run, name).map_or_else(missing, |why| Failure::new(what, name, why)));
     }
     Ok(ControlClient::new(link))
+}
+
+/// What to do about a device of that name whose server died. `None`: there is nothing left of one.
+pub(crate) fn died(run: &RunDir, name: &str) -> Option<String> {
+    if let Some(record) = Record::load(run, name).ok().filter(ublk::waits) {
+        return Some(recover::waiting(&record));
+    }
+    let left = !dead_files(run, name).is_empty();
+    left.then(|| {
+        format!("its server died (add it again, or take away what is left of it: blockyard del {name})")
+    })
 }
 
 pub(crate) fn list(args: &ListArgs) -> Result<ExitCode, Failure> {
@@ -113,6 +119,8 @@ fn table(infos: &[DeviceInfo]) -> String {
     let rows = infos.iter().map(|info| {
         let addresses: Vec<&str> = info.exports.iter().map(|export| export.address.as_str()).collect();
         let clients: u64 = info.exports.iter().map(|export| export.connections).sum();
+        // Whoever waits for such a device looks here first.
+        let held = if info.backend.contains_key("suspended") { " (suspended)" } else { "" };
         [
             info.name.clone(),
             Bytes(info.size).to_string(),
@@ -120,7 +128,7 @@ fn table(infos: &[DeviceInfo]) -> String {
             u8::from(info.read_only).to_string(),
             clients.to_string(),
             info.pid.to_string(),
-            info.stack.clone(),
+            format!("{}{held}", info.stack),
             addresses.join(" "),
         ]
     });

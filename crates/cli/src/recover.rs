@@ -4,7 +4,7 @@ use crate::add;
 use crate::args::{Cli, Command, RecoverArgs, ServeArgs, UpgradeArgs};
 use crate::attach;
 use crate::failure::Failure;
-use crate::listing::{block_on, client_of, run_dir};
+use crate::listing::{block_on, client_of, died, run_dir};
 use crate::made::Made;
 use crate::page;
 use crate::serving;
@@ -56,7 +56,11 @@ fn load(run: &RunDir, what: &str, name: &str) -> Result<Record, Failure> {
     if name.parse::<DeviceName>().is_err() {
         return Err(fail(&RecordError::None));
     }
-    let record = Record::load(run, name).map_err(|why| fail(&why))?;
+    let record = Record::load(run, name).map_err(|why| match why {
+        // One that was shown by a loop device or as a file is served anew by other words.
+        RecordError::None => fail(&died(run, name).unwrap_or_else(|| why.to_string())),
+        why => fail(&why),
+    })?;
     if !record.is_of_this_boot() {
         record.remove(run);
         return Err(fail(&"its device went when the machine was restarted (add it again)"));
@@ -65,6 +69,14 @@ fn load(run: &RunDir, what: &str, name: &str) -> Result<Record, Failure> {
         return Err(fail(&"its device went with its server: it was made without recovery (add it again)"));
     }
     Ok(record)
+}
+
+/// What there is to do about a device that waits for a server.
+pub(crate) fn waiting(record: &Record) -> String {
+    let Record { name, number, .. } = record;
+    format!(
+        "its server died and /dev/ublkb{number} waits for another (run blockyard recover {name}, or blockyard del {name})"
+    )
 }
 
 /// What made the device, as a topology of it alone.
@@ -188,7 +200,11 @@ pub(crate) fn unserved(run: &RunDir, served: &[DeviceInfo]) -> Vec<DeviceInfo> {
 
 fn info_of(device: Foreign, record: Option<&Record>) -> DeviceInfo {
     let (name, stack) = match record {
-        Some(Record { name, .. }) => (name.clone(), format!("({}: blockyard recover {name})", device.state)),
+        Some(Record { name, .. }) => {
+            // One that was stopped has nothing more to be taken over.
+            let word = if device.state == "dead" { "del" } else { "recover" };
+            (name.clone(), format!("({}: blockyard {word} {name})", device.state))
+        }
         None => (format!("ublkb{}", device.number), "(another server's)".to_owned()),
     };
     let (queues, depth) = device.queues;

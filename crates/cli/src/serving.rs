@@ -13,6 +13,7 @@ use crate::made::Made;
 use crate::page;
 use crate::plan;
 use crate::progress::shown;
+use crate::recover;
 use crate::served::Served;
 use crate::signals::{Signals, status_of};
 use crate::supervise;
@@ -244,10 +245,7 @@ impl Serving {
         }
         let record = Record::load(&self.run, name.as_str()).ok()?;
         if ublk::waits(&record) {
-            let path = format!("/dev/ublkb{}", record.number);
-            return Some(format!(
-                "its server died and {path} waits for another (run blockyard recover {name}, or blockyard del {name})"
-            ));
+            return Some(recover::waiting(&record));
         }
         // What went with its server leaves a number behind.
         let _ = ublk::clear(&self.run, &record, false);

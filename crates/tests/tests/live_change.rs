@@ -126,6 +126,8 @@ fn a_suspended_device_holds_back_what_a_resumed_one_carries_out(engine: Engine) 
         sandbox.run(flags).ok();
         sandbox.run(flags).ok();
         assert!(fact(&show(&sandbox), "suspended").starts_with("yes"));
+        let listed = sandbox.run(&["list"]).ok();
+        assert!(listed.contains(" (suspended) "), "{listed}");
         let socket = server.socket();
         let reader = std::thread::spawn(move || {
             let mut late = Peer::connect(&socket, "disk");

@@ -473,8 +473,10 @@ fn loop_device_of_a_killed_server_is_taken_away_and_served_anew() {
     mount.shell("echo kept > \"$M/file\"; sync -f \"$M\"").ok();
     disk.server.kill();
     mount.shell("echo lost > \"$M/other\"; sync -f \"$M\"").failed();
-    let told = sandbox.run(&["show", name]).failed_with(1);
-    assert!(told.contains("its server died"), "{told}");
+    for word in ["show", "recover"] {
+        let told = sandbox.run(&[word, name]).failed_with(1);
+        assert!(told.contains("its server died (add it again"), "{told}");
+    }
     // A name is known in its own run directory only.
     let elsewhere = Sandbox::default();
     for word in ["show", "del"] {

@@ -24,7 +24,9 @@ const VERSION: u32 = 1;
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// There is none.
-    #[error("there is no ublk device of that name that waits for a server (see blockyard list)")]
+    #[error(
+        "there is no ublk device of that name that waits for a server (what was shown by other means is served again by add)"
+    )]
     None,
     /// It makes no sense.
     #[error("{}: {why} (remove it, and the device with blockyard del)", path.display())]

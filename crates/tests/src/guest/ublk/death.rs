@@ -188,6 +188,8 @@ fn recovered(times: u32) -> Done {
             let shown = ublk.command(command).ok();
             assert!(shown.contains("blockyard recover disk"), "{command:?}:\n{shown}");
         }
+        let told = ublk.command(&["resize", "disk", "32M"]).failed_with(1);
+        assert!(told.contains("waits for another (run blockyard recover disk"), "{told}");
         ublk.recover();
         ublk.disk.verify(&["--size=1M"]);
     }
