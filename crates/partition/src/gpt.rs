@@ -230,6 +230,20 @@ mod tests {
         // The header speaks of blocks that are not there: nothing in it is believed.
         let table = read(&mut image).unwrap().expect("the protective entry");
         assert_eq!(table.format, Format::Mbr);
+        // That entry is none to be written to: the GPT lies in it.
+        assert_eq!(table.partitions, []);
+    }
+
+    #[test]
+    fn what_covers_a_gpt_that_is_damaged_twice_is_no_partition() {
+        let mut image = gpt_image(512);
+        let last = image.bytes.len() - 512;
+        image.bytes[512 + 16] ^= 1;
+        image.bytes[last + 16] ^= 1;
+        let table = read(&mut image).unwrap().expect("the protective entry");
+        assert_eq!(table.partitions, []);
+        let why = table.select(&"1".parse().unwrap()).unwrap_err().to_string();
+        assert!(why.contains("a GPT, which is damaged in both places"), "{why}");
     }
 
     #[test]

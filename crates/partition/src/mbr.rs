@@ -59,7 +59,7 @@ pub(crate) fn parse(bytes: &[u8; 512]) -> Option<Boot> {
     Some(Boot { disk_id: u32_at(bytes, 440), entries })
 }
 
-/// The table that the first block is. `None`: none of its entries is used.
+/// The table that the first block is, on a disk without a sound GPT. `None`: none of its entries is used.
 pub(crate) fn read<D: Disk>(disk: &mut D, boot: &Boot) -> Result<Option<Table>, D::Error> {
     if boot.entries.iter().all(|entry| entry.is_empty()) {
         return Ok(None);
@@ -71,6 +71,11 @@ pub(crate) fn read<D: Disk>(disk: &mut D, boot: &Boot) -> Result<Option<Table>, 
         partitions: Vec::new(),
         notes: Vec::new(),
     };
+    // Such an entry is not a partition but covers them all: whoever wrote to it would write over the table of the GPT.
+    if boot.entries.iter().any(|entry| entry.code == PROTECTIVE) {
+        table.notes.push("it says that there is a GPT, which is damaged in both places".to_owned());
+        return Ok(Some(table));
+    }
     for (index, &entry) in boot.entries.iter().enumerate() {
         if !entry.is_empty() {
             push(&mut table, disk.size(), index as u32 + 1, entry.start.into(), entry);

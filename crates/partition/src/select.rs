@@ -102,7 +102,8 @@ impl Table {
     fn there(&self) -> String {
         let named: Vec<_> = self.partitions.iter().take(NAMED_MAX).map(ToString::to_string).collect();
         match self.partitions.len() {
-            0 => format!("the {} table is empty", self.format),
+            0 if self.notes.is_empty() => format!("the {} table is empty", self.format),
+            0 => format!("the {} table is empty: {}", self.format, self.notes.join("; ")),
             count if count > NAMED_MAX => {
                 format!("there are {} and {} more", named.join(", "), count - NAMED_MAX)
             }
