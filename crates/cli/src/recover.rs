@@ -160,8 +160,12 @@ pub(crate) fn upgrade(args: &UpgradeArgs) -> Result<ExitCode, Failure> {
 /// Take away what a dead server left of a device. `None`: there is nothing of that name.
 pub(crate) fn clear(run: &RunDir, name: &str, by_force: bool) -> Option<Result<ExitCode, Failure>> {
     let device: DeviceName = name.parse().ok()?;
-    let record = Record::load(run, name).ok()?;
     let fail = |why: &dyn std::fmt::Display| Failure::new("del", name, why);
+    let record = match Record::load(run, name) {
+        Ok(record) => record,
+        Err(RecordError::None) => return clear_unknown(run, name, by_force),
+        Err(why) => return Some(Err(fail(&why))),
+    };
     // While we hold its name nobody else can begin to serve it.
     let claim = match run.claim(&device) {
         Ok(claim) => claim,
@@ -170,6 +174,23 @@ pub(crate) fn clear(run: &RunDir, name: &str, by_force: bool) -> Option<Result<E
     let cleared = ublk::clear(run, &record, by_force).map_err(|why| fail(&why));
     drop(claim);
     Some(cleared.map(|()| ExitCode::SUCCESS))
+}
+
+/// The same for what `list` calls by its node, as nothing here tells of it: the record is lost, or elsewhere.
+fn clear_unknown(run: &RunDir, name: &str, by_force: bool) -> Option<Result<ExitCode, Failure>> {
+    let number = name.strip_prefix("ublkb")?.parse().ok()?;
+    if format!("ublkb{number}") != name || !Path::new(&format!("/dev/ublkc{number}")).exists() {
+        return None;
+    }
+    // One that has a name is taken away by that.
+    if Record::all(run).iter().any(|record| record.number == number && record.is_of_this_boot()) {
+        return None;
+    }
+    match ublk::clear_unknown(number, by_force) {
+        Ok(true) => Some(Ok(ExitCode::SUCCESS)),
+        Ok(false) => None,
+        Err(why) => Some(Err(Failure::new("del", name, why))),
+    }
 }
 
 /// ublk devices that no process of this run directory serves: those that wait for a server, and those of others.

@@ -292,6 +292,13 @@ pub(super) fn parse(words: &[String]) -> Result<Options, Refusal> {
                 continue;
             }
         };
+        // Whatever else is said, as dmsetup has it.
+        if name == "help" {
+            options.command = "help".to_owned();
+            options.names.clear();
+            options.given.clear();
+            return Ok(options);
+        }
         if name == "version" && options.command.is_empty() {
             options.command = "version".to_owned();
             continue;
@@ -395,6 +402,9 @@ mod tests {
         assert_eq!(parsed("load x -").expect("stdin").names, ["x", "-"]);
         assert_eq!(parsed("message x 0 -- -f --force").expect("words").names, ["x", "0", "-f", "--force"]);
         assert_eq!(parsed("-v -- info x").expect("words").command, "info");
+        for line in ["--help", "ls --help", "--help info x", "create -r --help x"] {
+            assert_eq!(parsed(line).expect(line).command, "help", "{line}");
+        }
         let said = |line| parsed(line).expect_err(line).0[0].clone();
         assert_eq!(said("info -cx"), "dmsetup: invalid option -- 'x'");
         assert_eq!(said("info -co"), "dmsetup: option requires an argument -- 'o'");

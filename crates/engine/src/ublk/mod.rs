@@ -125,6 +125,28 @@ pub fn clear(run: &RunDir, record: &Record, forced: bool) -> Result<(), UblkErro
     Ok(())
 }
 
+/// Take away a device that no record tells of and that has no server any more, whoever made it. `false`: there is none
+/// of that number.
+///
+/// # Errors
+/// It has a server, or is in use, unless `forced`; or the driver refuses.
+pub fn clear_unknown(number: u32, forced: bool) -> Result<bool, UblkError> {
+    let driver = driver()?;
+    match driver.info(number) {
+        Ok(info) if info.state() == Some(State::Live) && is_alive(info.ublksrv_pid) => {
+            Err(UblkError::Served(info.ublksrv_pid))
+        }
+        Ok(_) if !forced && listing::is_claimed(number) => Err(UblkError::InUse(block_path(number))),
+        Ok(_) => {
+            driver.stop(number)?;
+            delete(&driver, number, forced)?;
+            Ok(true)
+        }
+        Err(gone) if gone.errno() == Some(libc::ENODEV) => Ok(false),
+        Err(why) => Err(why.into()),
+    }
+}
+
 /// Removes a stopped device. By force it is not waited for: its number is free when whoever has it open closes it.
 fn delete(driver: &Driver, number: u32, forced: bool) -> Result<(), DriverError> {
     if forced && driver.delete_later(number).is_ok() { Ok(()) } else { driver.delete(number) }

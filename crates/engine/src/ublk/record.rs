@@ -29,7 +29,7 @@ pub enum RecordError {
     )]
     None,
     /// It makes no sense.
-    #[error("{}: {why} (remove it, and the device with blockyard del)", path.display())]
+    #[error("{}: {why} (remove it, and the device by what blockyard list then calls it: blockyard del ublkbN)", path.display())]
     Broken {
         /// Where.
         path: PathBuf,

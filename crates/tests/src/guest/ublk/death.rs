@@ -6,7 +6,7 @@ use super::{Ublk, needs};
 use crate::guest::disk::Disk;
 use crate::guest::writer::Writer;
 use crate::guest::{Done, Skip, Test, soak, test};
-use crate::server::{is_alive, signal};
+use crate::server::{Sandbox, is_alive, signal};
 use crate::tools::{PATIENCE, run, until};
 use exports::ublk::DataMode;
 use rustix::process::Signal;
@@ -60,6 +60,11 @@ pub(super) const TESTS: &[Test] = &[
         "ublk/generic_17",
         "a server that dies while it recovers leaves a device that can be deleted",
         die_in_recovery,
+    ),
+    test(
+        "ublk/record_lost",
+        "a device without a record or a server is taken away by its node's name",
+        lose_record,
     ),
     test("ublk/recover_03", "another program takes a live device over under load: no request fails", || {
         upgrade("mode=copy", 2)
@@ -351,6 +356,28 @@ fn die_in_recovery() -> Done {
     Ok(())
 }
 
+fn lose_record() -> Done {
+    needs_recovery(Recovery::Reissue)?;
+    let mut ublk = Ublk::file(16 << 20, "recovery=reissue")?;
+    let node = ublk.disk.name().to_owned();
+    // From another run directory it is a stranger's, which is left alone while it has a server.
+    let elsewhere = Sandbox::default();
+    let told = elsewhere.run(&["del", &node]).failed_with(1);
+    assert!(told.contains("its server is there"), "{told}");
+    ublk.kill();
+    ublk.await_state(State::Quiesced);
+    let record = ublk.sandbox.run_dir().join("disk.ublk");
+    std::fs::write(&record, "{").expect("it can be damaged");
+    let told = ublk.command(&["del", "disk"]).failed_with(1);
+    assert!(told.contains("disk.ublk"), "{told}");
+    std::fs::remove_file(record).expect("it can be lost");
+    let listed = ublk.command(&["list"]).ok();
+    assert!(listed.contains(&node), "{listed}");
+    ublk.command(&["del", &node]).ok();
+    ublk.await_gone();
+    Ok(())
+}
+
 /// Kills every process of the binary that there is; whether there was none.
 fn killed_all_servers() -> bool {
     let names = std::fs::read_dir("/proc").expect("it is there").flatten().map(|entry| entry.file_name());
@@ -398,7 +425,7 @@ fn upgrade(options: &str, times: u64) -> Done {
 
 fn supervised() -> Done {
     needs_recovery(Recovery::Reissue)?;
-    let sandbox = crate::server::Sandbox::default();
+    let sandbox = Sandbox::default();
     let mut ublk = Ublk::start_in(sandbox, 16 << 20, "file:{image}", "recovery=reissue", &["--supervise"])?;
     let writer = Writer::start(&ublk.disk, 4);
     for _ in 0..3 {
