@@ -203,8 +203,9 @@ fn private_listener(path: &Path) -> io::Result<UnixListener> {
     let before = rustix::process::umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
     let listener = UnixListener::bind(&early);
     rustix::process::umask(before);
+    let listener = listener?;
     fs::rename(&early, path).inspect_err(|_| remove(&early))?;
-    listener
+    Ok(listener)
 }
 
 /// A name that this process holds. Dropped, it is free, and what stood for it is gone.
@@ -304,6 +305,16 @@ mod tests {
 
     fn name(text: &str) -> DeviceName {
         text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_socket_that_cannot_be_made_says_why() {
+        let (_guard, run) = run();
+        let long = run.path().join("x".repeat(120));
+        let why = private_listener(&long).unwrap_err();
+        assert_eq!(why.kind(), io::ErrorKind::InvalidInput, "{why}");
+        let why = private_listener(&run.path().join("absent/control")).unwrap_err();
+        assert_eq!(why.kind(), io::ErrorKind::NotFound, "{why}");
     }
 
     #[test]

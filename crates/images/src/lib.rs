@@ -7,8 +7,8 @@
 //!
 //! What an image names beside itself is opened with care ([`open`]): backing files to be read, nothing else.
 //!
-//! *Invariant:* after a flush that failed, no flush and no write succeeds on this [`Image`]; after one of its files was
-//! made shorter by others, nothing does.
+//! *Invariant:* after a flush that failed, no flush and no write succeeds on this [`Image`]; once a request has
+//! met one of its files made shorter by others, nothing does.
 
 #![forbid(unsafe_code)]
 

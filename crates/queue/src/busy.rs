@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// The low bits of the word: how many queues are busy.
 const COUNT_BITS: u32 = 12;
 const COUNT: u64 = (1 << COUNT_BITS) - 1;
-/// `log2` of the unit of time, in nanoseconds: the other 52 bits count more than two years of those, and a sign.
-const UNIT_BITS: u32 = 4;
+/// `log2` of the unit of time, in nanoseconds: the other 52 bits count more than four years of those, and a sign.
+const UNIT_BITS: u32 = 6;
 
 /// Busy times of several queues, together.
 #[derive(Default, Debug)]
@@ -52,7 +52,7 @@ impl BusyTogether {
         }
     }
 
-    /// For how long at least one was busy, to within 16 ns. `now` is on the clock of the queues' rings.
+    /// For how long at least one was busy, to within 64 ns. `now` is on the clock of the queues' rings.
     pub fn busy_ns(&self, now: Nanos) -> u64 {
         let word = self.word.load(Relaxed);
         let closed = if word & COUNT == 0 { word } else { word.wrapping_add(raised(now)) };
