@@ -638,6 +638,7 @@ fn devices_below(all: &[Arc<Device>], device: &Device) -> usize {
 fn listen_error(address: &NbdAddress, source: io::Error) -> HostError {
     let hint = match source.kind() {
         io::ErrorKind::AddrInUse => " (another server listens there: stop it or choose another address)",
+        io::ErrorKind::AlreadyExists => " (take that away or choose another address)",
         io::ErrorKind::PermissionDenied => " (choose an address that you may use)",
         io::ErrorKind::NotFound => " (does its directory exist?)",
         _ => "",

@@ -115,7 +115,7 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
             std::fs::remove_file(path)?;
             UnixListener::bind(path)
         }
-        _ => Err(io::Error::new(io::ErrorKind::AddrInUse, "another server listens there")),
+        _ => Err(io::Error::new(io::ErrorKind::AddrInUse, "the address is taken")),
     }
 }
 

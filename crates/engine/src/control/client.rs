@@ -61,7 +61,7 @@ pub enum ClientError {
         source: std::io::Error,
     },
     /// The connection broke, or what came was no answer.
-    #[error("{}: {why} (is it a blockyard of another version?)", path.display())]
+    #[error("{}: {why}", path.display())]
     Answer {
         /// The socket.
         path: PathBuf,
@@ -196,7 +196,16 @@ impl ControlClient {
     }
 
     fn broken(&self, why: impl std::fmt::Display) -> ClientError {
-        ClientError::Answer { path: self.socket.clone(), why: why.to_string() }
+        let why = format!("{why} (is it a blockyard of another version?)");
+        ClientError::Answer { path: self.socket.clone(), why }
+    }
+
+    fn unanswered(&self, why: &hyper::Error) -> ClientError {
+        if !why.is_incomplete_message() {
+            return self.broken(why);
+        }
+        let why = "its process ended before it answered (see blockyard list)".to_owned();
+        ClientError::Answer { path: self.socket.clone(), why }
     }
 
     async fn ask(&self, method: Method, path: &str) -> Result<Bytes, ClientError> {
@@ -215,7 +224,7 @@ impl ControlClient {
         };
         let answer = answer.await;
         connection.abort();
-        let (status, body) = answer.map_err(|why| self.broken(why))?;
+        let (status, body) = answer.map_err(|why| self.unanswered(&why))?;
         if status.is_success() { Ok(body) } else { Err(self.refusal(status, &body)) }
     }
 

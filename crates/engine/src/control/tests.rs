@@ -273,3 +273,27 @@ fn metrics_have_types_and_labels() {
         assert!(!older.contains("# EOF"));
     });
 }
+
+#[test]
+fn a_process_that_ends_before_it_answers_is_said_to_have_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("control");
+    let listener = UnixListener::bind(&path).unwrap();
+    let ending = std::thread::spawn(move || {
+        // All that was asked is read: what is not would be told as a broken connection.
+        let (mut asked, _) = listener.accept().unwrap();
+        let mut read = Vec::new();
+        while !read.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            std::io::Read::read_exact(&mut asked, &mut byte).unwrap();
+            read.push(byte[0]);
+        }
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let error = runtime.block_on(ControlClient::new(&path).devices()).unwrap_err();
+    ending.join().unwrap();
+    assert!(
+        error.to_string().ends_with("its process ended before it answered (see blockyard list)"),
+        "{error}"
+    );
+}
