@@ -73,7 +73,7 @@ impl Selection {
 
 /// What a text asks for.
 pub(super) fn parse(text: &str, fields: &[Field]) -> Result<Selection, Refusal> {
-    let mut reader = Reader { rest: text.trim(), fields };
+    let mut reader = Reader { rest: text.trim(), fields, depth: 0 };
     if reader.rest.is_empty() {
         return Ok(Selection::All);
     }
@@ -87,6 +87,8 @@ const DEPTH_MAX: usize = 64;
 struct Reader<'a> {
     rest: &'a str,
     fields: &'a [Field],
+    /// In how many parentheses `rest` begins.
+    depth: usize,
 }
 
 impl<'a> Reader<'a> {
@@ -121,10 +123,12 @@ impl<'a> Reader<'a> {
             }
             return self.comparison();
         }
-        if self.rest.matches('(').count() > DEPTH_MAX {
+        self.depth += 1;
+        if self.depth > DEPTH_MAX {
             return Err(wrong(Some("Too many parentheses"), self.rest));
         }
         let inner = self.any()?;
+        self.depth -= 1;
         if !self.take(")") {
             let why = format!("Syntax error: right parenthesis expected at '{}'", self.rest);
             return Err(Refusal::told(vec![why]));
@@ -256,5 +260,16 @@ mod tests {
         }
         let deep = format!("{}name=b", "(".repeat(1000));
         assert!(said(&deep).contains("Too many parentheses"));
+        let deep = |depth: usize| format!("{}name=b{}", "(".repeat(depth), ")".repeat(depth));
+        assert_eq!(said(&deep(DEPTH_MAX)), "");
+        assert!(said(&deep(DEPTH_MAX + 1)).contains("Too many parentheses"));
+    }
+
+    #[test]
+    fn parentheses_count_by_how_deep_they_stand() {
+        let beside = format!("{}(name=b)", "(name=a)||".repeat(200));
+        assert!(takes(&beside, "b", "2"));
+        let quoted = format!("(name!='{}')", "(".repeat(200));
+        assert!(takes(&quoted, "b", "2"));
     }
 }
