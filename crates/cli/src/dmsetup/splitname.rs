@@ -2,6 +2,7 @@
 
 use super::grid::{self, Column, text};
 use super::options::Options;
+use super::select::{self, Field};
 use super::{Named, Refusal};
 use crate::failure::print;
 
@@ -39,11 +40,20 @@ pub(super) fn split(options: &Options) -> Result<(), Refusal> {
     let fields = grid::named(options.value("options").unwrap_or(DEFAULT), DEFAULT, &COLUMNS)?;
     let is_lvm = options.names.get(1).is_none_or(|subsystem| subsystem == LVM);
     let parts = if is_lvm { parts(&options.names[0]) } else { Default::default() };
-    let value = |column: &&Column| {
-        let at = COLUMNS.iter().position(|known| known.name == column.name);
+    let value = |field: &str| {
+        let at = COLUMNS.iter().position(|known| known.name == field);
         at.map_or_else(String::new, |at| parts[at].clone())
     };
-    grid::show(options, &fields, &[fields.iter().map(value).collect()]);
+    // One name is in its order whatever it is sorted by, but not by what is no field.
+    if let Some(keys) = options.value("sort") {
+        keys.split(',').try_for_each(|key| {
+            grid::named(key.trim_start_matches(['+', '-']), DEFAULT, &COLUMNS).map(drop)
+        })?;
+    }
+    let known: Vec<Field> = COLUMNS.iter().map(|column| (column.name, column.is_number)).collect();
+    if select::parse(options.value("select").unwrap_or_default(), &known)?.takes(&value) {
+        grid::show(options, &fields, &[fields.iter().map(|column| value(column.name)).collect()]);
+    }
     Ok(())
 }
 
