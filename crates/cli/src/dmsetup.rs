@@ -179,14 +179,31 @@ fn by_uuid(options: &mut Options) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Devices that `-S` tells by their fields take the place of names.
+/// Devices that `-S` tells by their fields take the place of names; of those that were named they are the ones it takes.
 fn by_field(options: &mut Options) -> Result<(), Refusal> {
-    if options.selects() && options.names.is_empty() {
-        let found = report::selected(options, all()?)?;
-        options.names = found.into_iter().map(|(_, info)| info.name).collect();
-        options.is_list = true;
+    if !options.selects() {
+        return Ok(());
     }
+    let all = all()?;
+    let known: Vec<String> = all.iter().map(|(_, info)| info.name.clone()).collect();
+    let found: Vec<String> = report::selected(options, all)?.into_iter().map(|(_, info)| info.name).collect();
+    let named = options.names.len();
+    options.names = chosen(std::mem::take(&mut options.names), &known, found);
+    // One that was named and is meant is shown as without a selection.
+    options.is_list = named != 1 || options.names.is_empty();
     Ok(())
+}
+
+/// What was found, of what was named if anything was. What does not exist stays, for the command to say so.
+fn chosen(named: Vec<String>, known: &[String], found: Vec<String>) -> Vec<String> {
+    if named.is_empty() {
+        return found;
+    }
+    let is_meant = |name: &String| {
+        let is = |other: &String| other == plain(name);
+        found.iter().any(is) || !known.iter().any(is)
+    };
+    named.into_iter().filter(is_meant).collect()
 }
 
 /// What scripts say around their commands for udev to be waited for. Nothing here waits for it, so there are no cookies.
@@ -537,4 +554,25 @@ fn wait(options: &Options) -> Result<(), Refusal> {
         return report::info(options, vec![(answer, info)]);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_selection_takes_from_what_was_named() {
+        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        for (named, found, wanted) in [
+            ("", "one two", "one two"),
+            ("", "", ""),
+            ("one", "two", ""),
+            ("one", "", ""),
+            ("two one", "one two", "two one"),
+            ("/dev/mapper/one two", "one", "/dev/mapper/one"),
+            ("nosuch one", "two", "nosuch"),
+        ] {
+            assert_eq!(chosen(words(named), &words("one two"), words(found)), words(wanted), "{named}");
+        }
+    }
 }

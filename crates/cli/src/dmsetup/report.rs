@@ -35,6 +35,8 @@ pub(super) fn info(options: &Options, devices: Vec<Named>) -> Result<(), Refusal
     if devices.is_empty() {
         print(NONE);
     }
+    // Other commands show so what became of devices that they had selected before.
+    let devices = if options.command == "info" { selected(options, devices)? } else { devices };
     for (answer, info) in devices {
         print(&facts(&answer, &info));
     }
