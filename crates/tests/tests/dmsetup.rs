@@ -103,3 +103,49 @@ fn devices_are_told_by_their_fields() {
     assert_eq!(dmsetup(&sandbox, &["ls"]).ok(), "vg-one\t(0:0)\n");
     dmsetup(&sandbox, &["remove_all"]).ok();
 }
+
+#[test]
+fn a_command_does_no_more_than_its_options_ask_for() {
+    let sandbox = Sandbox::default();
+    for name in ["one", "two"] {
+        dmsetup(&sandbox, &["create", name, "-u", &format!("U-{name}"), "--table", "0 8 zero"]).ok();
+    }
+    let both = "one:Active\ntwo:Active\n";
+    let state = || dmsetup(&sandbox, &["info", "-c", "-o", "name,suspended", "--noheadings"]).ok();
+    for words in [
+        &["remove", "one", "-S", "name=two"][..],
+        &["remove", "-u", "U-one", "-S", "name=two"],
+        &["suspend", "one", "-S", "name=two"],
+        &["wipe_table", "one", "-S", "uuid=U-two"],
+        &["suspend", "one", "two", "-S", "name=three"],
+    ] {
+        dmsetup(&sandbox, words).ok();
+        assert_eq!(state(), both, "{words:?}");
+    }
+    assert_eq!(dmsetup(&sandbox, &["table", "one", "-S", "name=two"]).ok(), "");
+    assert_eq!(dmsetup(&sandbox, &["table", "one", "-S", "name=one"]).ok(), "0 8 zero \n");
+    assert!(dmsetup(&sandbox, &["info", "-S", "name=two"]).ok().starts_with("Name:              two\n"));
+    for words in [
+        &["remove_all", "-S", "name=two"][..],
+        &["remove", "-j", "0", "-m", "0"],
+        &["suspend", "one", "-m", "0"],
+        &["load", "-r", "one", "--table", "0 8 error"],
+        &["wipe_table", "-r", "one"],
+        &["remove", "one", "--target", "linear"],
+    ] {
+        let said = dmsetup(&sandbox, words).failed_with(1);
+        assert!(said.contains(" has no --"), "{words:?}: {said}");
+        assert_eq!(state(), both, "{words:?}");
+    }
+    assert_eq!(dmsetup(&sandbox, &["table", "--inactive"]).ok(), "one: \ntwo: \n", "nothing was loaded");
+    assert_eq!(
+        dmsetup(&sandbox, &["splitname", "vg-lv", "--noheadings", "-S", "lv_name=lv"]).ok(),
+        "vg:lv:\n"
+    );
+    assert_eq!(dmsetup(&sandbox, &["splitname", "vg-lv", "-S", "lv_name=other"]).ok(), "");
+    let said = dmsetup(&sandbox, &["splitname", "vg-lv", "-O", "nosuch"]).failed_with(1);
+    assert!(said.contains("Unrecognised field: nosuch"), "{said}");
+    dmsetup(&sandbox, &["remove", "one", "two", "-S", "name=one"]).ok();
+    assert_eq!(state(), "two:Active\n");
+    dmsetup(&sandbox, &["remove_all"]).ok();
+}

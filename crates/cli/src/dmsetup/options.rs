@@ -9,7 +9,7 @@ Usage: blockyard dmsetup
   load | reload NAME [--table TABLE | FILE]       into the inactive slot; - or nothing is stdin
   suspend [--noflush] [--nolockfs] NAME...
   resume [--noflush] [--nolockfs] NAME...         puts what was loaded to use
-  remove [-f] [--retry] [--deferred] NAME...      remove_all [-f]
+  remove [-f] [--retry] [--deferred] NAME...      remove_all [-f] [--retry] [--deferred]
   rename NAME NEW | rename --setuuid NAME UUID    wipe_table NAME...
   clear NAME...                                   empties the inactive slot
   table [--target KIND] [--inactive] [--concise] [NAME...]    status [--target KIND] [NAME...]
@@ -22,7 +22,8 @@ Usage: blockyard dmsetup
   targets | target-version KIND... | version | mknodes | help
   udevcreatecookie | udevreleasecookie [COOKIE] | udevcomplete COOKIE | udevcomplete_all | udevcookies   no udev waits here
 
-NAME may be -u UUID, or -S SELECTION: name=~'^vg-' && open=0. FIELDS: name, uuid, read_ahead, blkdevname, attr,
+NAME may be -u UUID, or -S SELECTION: name=~'^vg-' && open=0, of all or of those named, for remove, suspend, resume,
+clear, wipe_table, table, status, deps, info, mangle and mknodes. FIELDS: name, uuid, read_ahead, blkdevname, attr,
 tables_loaded, suspended, readonly, devno, major, minor, open, segments, events, device_count, devs_used, devnos_used,
 blkdevs_used, device_ref_count, names_using_dev, devnos_using_dev, subsystem, vg_name, lv_name, lv_layer";
 
@@ -36,10 +37,23 @@ const REFUSED_COMMANDS: [(&str, &str); 4] = [
 const NUMBERS: &str = "a device has the numbers of the kernel's device that shows it";
 const OWNER: &str = "who may use a device is said by the export that shows it: blockyard add --help";
 const SLOT: &str = "the inactive slot is shown by table --inactive";
-/// The same of options, with the commands for which they would mean something.
-const REFUSED: [(&str, &[&str], &str); 10] = [
+const NAMED: &str = "several devices may have the same numbers here, so a device is told by NAME or -u UUID";
+const AGAIN: &str = "blockyard stat NAME tells again and again";
+/// The same of options, with the commands for which they would mean something. Where there are none, all that do not
+/// have it of their own: it says which devices are meant, or how often, and without it more would happen than was asked.
+const REFUSED: [(&str, &[&str], &str); 16] = [
     ("major", &["create"], NUMBERS),
     ("minor", &["create"], NUMBERS),
+    ("major", &[], NAMED),
+    ("minor", &[], NAMED),
+    ("select", &[], "its devices are not told by their fields; blockyard dmsetup help says whose are"),
+    ("target", &[], "ls, table and status tell devices by the kind of their targets"),
+    (
+        "readonly",
+        &["load", "reload", "wipe_table"],
+        "whether a device can be written is said once, when it is made: create -r",
+    ),
+    ("notable", &["load", "reload"], "only what create makes can be without a table"),
     ("uid", &["create"], OWNER),
     ("gid", &["create"], OWNER),
     ("mode", &["create"], OWNER),
@@ -49,9 +63,14 @@ const REFUSED: [(&str, &[&str], &str); 10] = [
         "read ahead is the kernel's, for the device that shows this one: blockdev --setra",
     ),
     ("exec", &["ls", "table", "status"], "there is no /dev/mapper/NAME to run it on"),
-    ("inactive", &["info", "status", "deps"], SLOT),
-    ("interval", &["info"], "blockyard stat NAME tells again and again"),
-    ("count", &["info"], "blockyard stat NAME tells again and again"),
+    ("inactive", &["info", "status", "deps", "ls"], SLOT),
+    ("interval", &[], AGAIN),
+    ("count", &[], AGAIN),
+];
+/// Options of one command that cannot be together with `--concise`, and why.
+const NOT_CONCISE: [(&str, &[&str], &str); 2] = [
+    ("create", &["table", "notable", "uuid", "readonly"], "the line itself says that of each device"),
+    ("table", &["target", "inactive"], "a line holds the whole of the table in use"),
 ];
 /// Options of dmsetup that change nothing where they are not refused and not a command's own: it takes all of them for
 /// every command, too. Most ask for something to be left out that there is not: waiting for udev, its rules, nodes.
@@ -77,25 +96,19 @@ const IGNORED: &[&str] = &[
     "readonly",
     "retry",
     "rows",
-    "select",
     "separator",
     "setuuid",
     "showkeys",
     "sort",
-    "target",
     "tree",
     "udevcookie",
     "unquoted",
     "verifyudev",
     "yes",
-    "major",
-    "minor",
     "uid",
     "gid",
     "mode",
     "exec",
-    "interval",
-    "count",
 ];
 
 const REPORT: &[&str] =
@@ -109,7 +122,7 @@ const COMMANDS: [(&str, usize, usize, &[&str]); 30] = [
     ("suspend", 1, usize::MAX, &["noflush", "nolockfs"]),
     ("resume", 1, usize::MAX, &["noflush", "nolockfs"]),
     ("remove", 1, usize::MAX, &["force", "retry", "deferred"]),
-    ("remove_all", 0, 0, &["force", "retry"]),
+    ("remove_all", 0, 0, &["force", "retry", "deferred"]),
     ("rename", 1, 2, &["setuuid"]),
     ("wipe_table", 1, usize::MAX, &["force", "noflush", "nolockfs"]),
     ("clear", 1, usize::MAX, &[]),
@@ -339,8 +352,10 @@ fn check(mut options: Options) -> Result<Options, Refusal> {
     }
     for (given, _) in &options.given {
         let given = given.as_str();
-        let is_own = known.contains(&given) || COMMON.contains(&given);
-        if let Some((_, _, why)) = REFUSED.iter().find(|(no, of, _)| *no == given && of.contains(name)) {
+        let is_selected = given == "select" && SELECTED.contains(name);
+        let is_own = is_selected || known.contains(&given) || COMMON.contains(&given);
+        let is_refused = |of: &[&str]| of.contains(name) || of.is_empty() && !is_own;
+        if let Some((_, _, why)) = REFUSED.iter().find(|(no, of, _)| *no == given && is_refused(of)) {
             return Err(Refusal::of(format!("blockyard: {name} has no --{given}: {why}")));
         }
         if !is_own && given == "options" {
@@ -349,6 +364,11 @@ fn check(mut options: Options) -> Result<Options, Refusal> {
         }
         if !is_own && !IGNORED.contains(&given) {
             return Err(unusable(format!("dmsetup: unrecognized option '--{given}'")));
+        }
+    }
+    for (_, others, why) in NOT_CONCISE.iter().filter(|(of, ..)| of == name && options.has("concise")) {
+        if let Some(other) = others.iter().find(|other| options.has(other)) {
+            return Err(Refusal::of(format!("blockyard: {name} --concise has no --{other}: {why}")));
         }
     }
     if *name != "create" && !options.for_add.is_empty() {
@@ -422,6 +442,10 @@ mod tests {
             "udevcomplete_all -y",
             "table -S name=x",
             "remove -S name=x",
+            "remove x -S name=x",
+            "remove_all --deferred",
+            "info -S name=x",
+            "splitname vg-lv -S vg_name=vg -O lv_name",
         ] {
             parsed(line).expect(line);
         }
@@ -429,6 +453,30 @@ mod tests {
         for line in
             ["create -j 252 -m 9 x", "create --mode 0600 x", "ls --exec true", "resume --readahead auto x"]
         {
+            assert!(said(line).contains(" has no --"), "{line}: {}", said(line));
+        }
+        for line in [
+            "remove -j 252 -m 9",
+            "table --major 252 --minor 9",
+            "suspend -m 9 x",
+            "load -r x --table 0",
+            "reload x --readonly",
+            "wipe_table -r x",
+            "load -n x",
+            "remove_all -S name=x",
+            "load x -S name=y",
+            "rename x y -S name=z",
+            "message x 0 y -S name=z",
+            "ls -S name=x",
+            "remove x --target linear",
+            "remove_all --target linear",
+            "ls --inactive",
+            "status --interval 1",
+            "table --concise --target linear",
+            "table --concise --inactive",
+            "create --concise -r x,,,,0",
+            "create --concise -u U x,,,,0",
+        ] {
             assert!(said(line).contains(" has no --"), "{line}: {}", said(line));
         }
         for line in ["setgeometry x 1 2 3 4", "stats list", "measure"] {
