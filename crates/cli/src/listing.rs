@@ -28,15 +28,27 @@ pub(crate) fn run_dir(what: &str) -> Result<RunDir, Failure> {
 
 /// All devices, with the process that has each. A process that ends while it is asked has none.
 pub(crate) async fn devices(run: &RunDir) -> Result<Vec<(ControlClient, DeviceInfo)>, ClientError> {
-    let mut all = Vec::new();
+    let (all, mute) = devices_told(run).await;
+    mute.map_or(Ok(all), Err)
+}
+
+/// Those of the processes that tell theirs, and why one did not. All are asked at once: one that has stopped keeps nobody
+/// waiting for the others as well.
+async fn devices_told(run: &RunDir) -> (Vec<(ControlClient, DeviceInfo)>, Option<ClientError>) {
+    let mut asked = tokio::task::JoinSet::new();
     for socket in run.processes() {
         let client = ControlClient::new(socket);
-        for device in devices_of(&client).await? {
-            all.push((client.clone(), device));
+        asked.spawn(async move { (devices_of(&client).await, client) });
+    }
+    let (mut all, mut mute) = (Vec::new(), None);
+    for (answer, client) in asked.join_all().await {
+        match answer {
+            Ok(devices) => all.extend(devices.into_iter().map(|device| (client.clone(), device))),
+            Err(why) => mute = Some(why),
         }
     }
     all.sort_by(|a, b| a.1.name.cmp(&b.1.name));
-    Ok(all)
+    (all, mute)
 }
 
 async fn devices_of(client: &ControlClient) -> Result<Vec<DeviceInfo>, ClientError> {
@@ -80,7 +92,7 @@ pub(crate) fn died(run: &RunDir, name: &str) -> Option<String> {
 
 pub(crate) fn list(args: &ListArgs) -> Result<ExitCode, Failure> {
     let run = run_dir("list")?;
-    let found = block_on("list", devices(&run))?.map_err(|why| Failure::new("list", "", why))?;
+    let (found, mute) = block_on("list", devices_told(&run))?;
     let mut infos: Vec<DeviceInfo> = found.into_iter().map(|(_, info)| info).collect();
     infos.extend(recover::unserved(&run, &infos));
     if args.output.json {
@@ -88,7 +100,8 @@ pub(crate) fn list(args: &ListArgs) -> Result<ExitCode, Failure> {
     } else if !infos.is_empty() {
         print(&table(&infos));
     }
-    Ok(ExitCode::SUCCESS)
+    // What the others have is told all the same.
+    mute.map_or(Ok(ExitCode::SUCCESS), |why| Err(Failure::new("list", "", why)))
 }
 
 pub(crate) fn show(args: &ShowArgs) -> Result<ExitCode, Failure> {

@@ -4,6 +4,7 @@ mod common;
 
 use common::{Answer, Nbd, Sandbox, signal, wait_for};
 use serde_json::Value;
+use std::os::unix::net::UnixListener;
 
 fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|why| panic!("{why}: {text}"))
@@ -121,6 +122,22 @@ fn a_killed_process_is_not_listed_and_its_name_is_free() {
     wait_for("its name to be free", || {
         (sandbox.ask(&["add", "ram:1M", "--name", "ram"]).code == 0).then_some(())
     });
+}
+
+#[test]
+fn a_process_that_does_not_answer_hides_no_other() {
+    let sandbox = Sandbox::new();
+    sandbox.done(&["add", "null:1G", "--name", "seen"]);
+    // Whoever listens there is taken for a process of ours; this one hangs up on all.
+    let mute = UnixListener::bind(sandbox.run("control.1")).expect("the folder is there");
+    let hangs_up = std::thread::spawn(move || mute.incoming().for_each(drop));
+    let answer = sandbox.ask(&["list"]);
+    assert_eq!(answer.code, 1, "{answer:?}");
+    assert!(answer.out.contains("seen"), "{answer:?}");
+    assert!(answer.err.contains("control.1: "), "{answer:?}");
+    std::fs::remove_file(sandbox.run("control.1")).expect("it is there");
+    assert!(!hangs_up.is_finished());
+    sandbox.done(&["del", "seen"]);
 }
 
 #[test]
