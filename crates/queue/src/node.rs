@@ -35,8 +35,8 @@ pub enum Verdict {
 /// One element of a stack: a layer or a backend. An instance belongs to one hardware queue, so to
 /// one thread. State per request lives in the node's own array indexed by tag, made at start-up.
 ///
-/// A node that changes the request on the way down restores it before it answers `Up`. The memory
-/// that a request names stays until its `Up`, and not a moment longer. A read that comes up may name memory
+/// A node that changes the request on the way down restores it before it answers `Up`: debug builds check that.
+/// The memory that a request names stays until its `Up`, and not a moment longer. A read that comes up may name memory
 /// that was lent: a node that sends it down again first puts back the data with which it arrived. A zone
 /// append that ended well comes up with the offset where the data went, on the device of the node below.
 pub trait Node<R: Ring> {

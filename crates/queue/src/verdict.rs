@@ -12,11 +12,13 @@ use crate::stats::Ended;
 use crate::{ChildKind, Cx, Event, Nanos, Node, NodeId, Point, Probe, QueueId, QueueStats, Ring, Verdict};
 use block::{Bytes, Cookie, Data, Op, Request, Segment, Status, Tag};
 use guard::Guard;
+use intact::Intact;
 use seats::{Seat, Seats};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 mod guard;
+mod intact;
 mod outside;
 mod seats;
 #[cfg(test)]
@@ -136,6 +138,7 @@ struct Slot {
     owner: Owner,
     path: [NodeId; DEPTH_MAX],
     depth: u8,
+    intact: Intact,
     state: State,
     /// It, or what it was split into, is a request in the statistics' sense.
     counted: bool,
@@ -154,6 +157,7 @@ impl Slot {
         owner: Owner(0),
         path: [NodeId::TOP; DEPTH_MAX],
         depth: 0,
+        intact: Intact::NEW,
         state: State::Free,
         counted: true,
         replaced: false,
@@ -626,6 +630,7 @@ impl<R: Ring> Queue<R> {
             verdict = if let Verdict::Up(status) = verdict {
                 let depth = usize::from(slot.depth);
                 slot.depth -= 1;
+                slot.intact.leaves(slot.depth, &slot.req, status, slot.path[usize::from(slot.depth)]);
                 if PROBED {
                     cx.node = slot.path[usize::from(slot.depth)];
                     let event = if self.seats[cx.node].leaf {
@@ -722,6 +727,7 @@ impl Slot {
     #[inline]
     fn enter<'a, R: Ring>(&mut self, node: NodeId, seats: &'a mut Seats<R>) -> &'a mut Seat<R> {
         self.path[usize::from(self.depth)] = node;
+        self.intact.enters(self.depth, &self.req);
         self.depth += 1;
         // Where it goes now it counts itself, unless it is cut again there.
         self.replaced = false;

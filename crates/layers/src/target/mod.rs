@@ -22,6 +22,8 @@ mod error;
 mod failing;
 mod fan;
 mod flakey;
+#[cfg(test)]
+mod intact;
 mod linear;
 pub mod log_writes;
 mod mirror;

@@ -26,6 +26,8 @@ pub(crate) struct Memory {
     timers: Vec<(IoId, Nanos)>,
     /// How often there is no memory to be had.
     pub(crate) short: u32,
+    /// How many timers end as if they had been cancelled.
+    pub(crate) cancels: u32,
 }
 
 impl Ring for Memory {
@@ -286,7 +288,8 @@ impl Rig {
         let below = cabinet.profiles.split_off(before);
         let profile = Layer::profile(&*target, &below).expect("limits that fit");
         let log = Log::default();
-        let mut ring = Memory { time: Nanos(1), regions: Vec::new(), live: 0, timers: Vec::new(), short: 0 };
+        let mut ring =
+            Memory { time: Nanos(1), regions: Vec::new(), live: 0, timers: Vec::new(), short: 0, cancels: 0 };
         let queue = Queue::new(config(depth), stack(&target, &profile, &disks, &log, table, depth))
             .expect("a stack that fits");
         let mut below = Below(disks.clone());
@@ -341,7 +344,10 @@ impl Rig {
             {
                 let (id, at) = self.ring.timers.swap_remove(next);
                 self.ring.time = self.ring.time.max(at);
-                self.queue.complete(id.cookie, 0, &mut self.ring);
+                let is_cancelled = self.ring.cancels > 0;
+                self.ring.cancels -= u32::from(is_cancelled);
+                let result = if is_cancelled { -i64::from(libc::ECANCELED) } else { 0 };
+                self.queue.complete(id.cookie, result, &mut self.ring);
             }
             self.queue.turn(&mut self.ring);
         }

@@ -313,6 +313,8 @@ impl<R: Ring> Node<R> for MirrorNode {
     fn end_io(&mut self, io: Cookie, req: &mut Request, status: Status, cx: &mut Cx<'_, R>) -> Verdict {
         let Slot { phase, offset, flags, .. } = *self.slot(io);
         let nowait = flags.has(Flags::NOWAIT);
+        // As it arrived, from here on: whether it is held, sent to another leg or goes up.
+        (req.offset, req.flags) = (offset, flags);
         if let (Phase::Read(leg), Op::Read) = (phase, req.op) {
             match status {
                 Status::Ok | Status::Requeue | Status::NotSupported | Status::Invalid => {}
@@ -330,7 +332,6 @@ impl<R: Ring> Node<R> for MirrorNode {
                 }
             }
         }
-        (req.offset, req.flags) = (offset, flags);
         Verdict::Up(status)
     }
 
