@@ -37,7 +37,11 @@ impl Bed {
         let mut ring = KernelRing::new(RingConfig::default()).map_err(|why| skip(&why)).ok()?;
         let id = ring.add_file(Arc::new(file.as_fd().try_clone_to_owned().unwrap())).unwrap();
         let mut stack = Stack::default();
-        stack.backend(Box::new(file.node(id)));
+        let mut node = file.node(id);
+        if let Some(again) = file.error_descriptor().unwrap() {
+            node = node.with_error_file(ring.add_unregistered_file(Arc::new(again)));
+        }
+        stack.backend(Box::new(node));
         let config = QueueConfig { id: QueueId(0), depth: 16, segments_per_tag: 8, timeout_ns: None };
         let queue = Queue::new(config, stack).unwrap();
         let memory = (0..LANES).map(|_| ring.allocate(DATA_MAX + 4096).unwrap()).collect();

@@ -195,6 +195,7 @@ impl File {
         let facts = super::Facts { size, ..self.shared.facts };
         Arc::new(File {
             handle: Arc::clone(&self.handle),
+            error_handle: self.error_handle.clone(),
             spec,
             shared: self.shared.changed(facts),
             file_system: self.file_system,

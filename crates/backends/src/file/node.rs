@@ -51,8 +51,8 @@ pub(super) struct Slot {
     /// The window, in bytes of the device, and how much of it is done.
     pub(super) window: (u64, u64),
     pub(super) window_done: u64,
-    /// A durable write found no room, for itself or in what it synced: it is tried as one that is not durable.
-    doubts: bool,
+    /// A durable write ended with ENOSPC: a sync through `error_file` decides whether the kernel lost data.
+    checks_errors: bool,
     /// Which sync will serve it: see [`Rounds`](queue::Rounds).
     promise: u64,
     /// How long it waits before it looks again.
@@ -69,7 +69,7 @@ impl Slot {
         bounce: Segment::EMPTY,
         window: (0, 0),
         window_done: 0,
-        doubts: false,
+        checks_errors: false,
         promise: 0,
         look_ns: 0,
     };
@@ -99,6 +99,10 @@ const ZERO_PIECES: u32 = 16;
 pub struct FileNode {
     pub(super) shared: Arc<Shared>,
     pub(super) file: FileId,
+    /// The same file, opened a second time; it is synced only to find out whether the kernel lost data that was
+    /// written. The kernel reports each loss once to every open file description, so this one still gets a
+    /// report that a durable write on `file` has consumed. `None`: durable writes are a write and a sync.
+    error_file: Option<FileId>,
     pub(super) slots: Box<[Slot]>,
     pub(super) known: KnownData,
     /// The file's own memory, and when its data was last looked for.
@@ -115,6 +119,7 @@ impl FileNode {
         FileNode {
             shared,
             file,
+            error_file: None,
             slots: Box::default(),
             known: KnownData::NONE,
             own: None,
@@ -122,6 +127,13 @@ impl FileNode {
             gate_number,
             pace: Pace::NEW,
         }
+    }
+
+    /// Checks for lost data through a second open file description of the file: see
+    /// [`File::error_descriptor`](super::File::error_descriptor).
+    #[must_use]
+    pub fn with_error_file(self, file: FileId) -> FileNode {
+        FileNode { error_file: Some(file), ..self }
     }
 
     /// The same on a file whose own memory its ring knows as this region: see [`File::memory`](super::File::memory).
@@ -186,12 +198,15 @@ impl FileNode {
     pub(super) fn transfer<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
         let facts = self.shared.facts;
         for turn in 0.. {
-            let Slot { done, zeroes, doubts, .. } = *self.slot(io);
+            let Slot { done, zeroes, .. } = *self.slot(io);
             let zeroing = zeroes.len > 0;
+            // One write that is synced by the kernel. Its ENOSPC is ambiguous where data may wait in the page cache, so
+            // a buffered file without `error_file` is synced separately.
+            let synced = !zeroing && (self.error_file.is_some() || facts.direct.is_some());
             let left = req.len.0 - done;
             if left == 0 {
                 return match req.flags.has(Flags::FUA) {
-                    true if zeroing => self.flush(io, cx),
+                    true if !synced => self.flush(io, cx),
                     true => self.stored(),
                     false => Verdict::Up(Status::Ok),
                 };
@@ -211,10 +226,7 @@ impl FileNode {
             let op = match req.op {
                 Op::Read => FileOp::Read { offset },
                 // Zeroes are synced once, at the end; memory has nothing to sync.
-                _ => {
-                    let is_durable = req.flags.has(Flags::FUA) && !doubts;
-                    FileOp::Write { offset, durable: is_durable && !facts.memory && !zeroing }
-                }
+                _ => FileOp::Write { offset, durable: req.flags.has(Flags::FUA) && !facts.memory && synced },
             };
             if zeroing && turn == ZERO_PIECES {
                 self.slot(io).phase = Phase::Pause;
@@ -260,12 +272,7 @@ impl FileNode {
         cx: &mut Cx<'_, R>,
     ) -> Option<Verdict> {
         if result < 0 {
-            return self.not_moved(io, req, result);
-        }
-        if self.slot(io).doubts {
-            // There is room, so it was the sync that had none: what it could not store it does not tell of again.
-            self.shared.fail_flushes();
-            return Some(Verdict::Up(Status::NoSpace));
+            return Some(self.not_moved(io, req, result, cx));
         }
         let granularity = self.shared.facts.direct.map_or(1, |alignment| u64::from(alignment.offset));
         let slot = self.slot(io);
@@ -276,18 +283,19 @@ impl FileNode {
         at_end.then(|| self.ended_early(req, done, cx))
     }
 
-    /// Reading or writing failed. `None`: go on.
+    /// Reading or writing failed.
     #[cold]
-    fn not_moved(&mut self, io: Cookie, req: &Request, result: i64) -> Option<Verdict> {
+    fn not_moved<R: Ring>(&mut self, io: Cookie, req: &Request, result: i64, cx: &mut Cx<'_, R>) -> Verdict {
         let is_full = [libc::ENOSPC, libc::EDQUOT].contains(&i32::try_from(-result).unwrap_or(0));
-        let synced = req.op == Op::Write && req.flags.has(Flags::FUA) && !self.shared.facts.memory;
-        // A durable write syncs, and is told of whatever was lost of the file since the last one was: a disk that is full
-        // beneath the file system, for example. Who only writes is told of his own.
-        if is_full && synced && !self.slot(io).doubts && self.shared.facts.direct.is_none() {
-            self.slot(io).doubts = true;
-            return None;
+        let is_durable = req.op == Op::Write && req.flags.has(Flags::FUA) && !self.slot(io).is_zeroing();
+        let facts = &self.shared.facts;
+        // Either the file system has no room for this write, or the sync of this write reports that earlier data was lost,
+        // for example because a thin-provisioned disk under the file system is full.
+        if is_full && is_durable && !facts.memory && facts.direct.is_none() && self.error_file.is_some() {
+            self.slot(io).checks_errors = true;
+            return self.flush(io, cx);
         }
-        Some(self.failed(req, result))
+        self.failed(req, result)
     }
 
     /// The file ends before the request does: it shrank. What is missing reads as zeroes, and as an error
@@ -329,23 +337,47 @@ impl FileNode {
 
     /// Sync, unless another request's sync has done it or is under way.
     fn sync<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
-        let promise = self.slot(io).promise;
-        if self.shared.syncs.is_kept(promise) {
+        let Slot { promise, checks_errors, .. } = *self.slot(io);
+        // Another request's sync says nothing about a report that a durable write has consumed.
+        if !checks_errors && self.shared.syncs.is_kept(promise) {
             return self.stored();
         }
         if !self.shared.syncs.begin() {
-            let slot = self.slot(io);
-            slot.phase = Phase::AwaitSync;
-            let at = cx.now().after(slot.look_ns);
-            slot.look_ns = (2 * slot.look_ns).min(SYNC_LOOK_NS_MAX);
-            cx.timer(io, at);
+            return self.await_sync(io, cx);
+        }
+        let file = self.error_file.filter(|_| checks_errors).unwrap_or(self.file);
+        self.slot(io).phase = Phase::Sync;
+        if cx.start(io, file, FileOp::Sync, Data::NONE, 0).is_ok() {
             return Verdict::Held;
         }
-        let verdict = self.start(io, Phase::Sync, FileOp::Sync, Data::NONE, 0, cx);
-        if verdict == Verdict::Busy {
-            self.shared.syncs.withdraw();
+        self.shared.syncs.withdraw();
+        // After `Busy` the write would be tried again, and might succeed without the check.
+        if checks_errors { self.await_sync(io, cx) } else { Verdict::Busy }
+    }
+
+    /// Try the sync again later.
+    fn await_sync<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
+        let slot = self.slot(io);
+        slot.phase = Phase::AwaitSync;
+        let at = cx.now().after(slot.look_ns);
+        slot.look_ns = (2 * slot.look_ns).min(SYNC_LOOK_NS_MAX);
+        cx.timer(io, at);
+        Verdict::Held
+    }
+
+    /// The sync through `error_file` is over: a durable write ended with ENOSPC, and this tells why.
+    fn errors_checked<R: Ring>(&mut self, io: Cookie, result: i64, cx: &mut Cx<'_, R>) -> Verdict {
+        match i32::try_from(-result).unwrap_or(libc::EIO) {
+            // Nothing was lost: it was the write itself that found no room.
+            0 if !self.shared.flush_failed() => Verdict::Up(Status::NoSpace),
+            0 => Verdict::Up(Status::IoError),
+            libc::EINTR => self.await_sync(io, cx),
+            // What cannot be checked any more counts as lost.
+            _ => {
+                self.shared.fail_flushes();
+                Verdict::Up(Status::IoError)
+            }
         }
-        verdict
     }
 
     /// All of it is done: see to it that it stays, if that was asked for.
@@ -445,7 +477,7 @@ impl<R: Ring> Node<R> for FileNode {
 
     fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         let slot = self.slot(io);
-        (slot.done, slot.doubts) = (0, false);
+        (slot.done, slot.checks_errors) = (0, false);
         let writes = req.op.is_write() && !req.op.is_special();
         let may = if writes { self.enter(io, req) } else { Ok(()) };
         let verdict = match (may, req.op) {
@@ -465,7 +497,8 @@ impl<R: Ring> Node<R> for FileNode {
     }
 
     fn reap(&mut self, io: Cookie, req: &mut Request, result: i64, cx: &mut Cx<'_, R>) -> Verdict {
-        let verdict = match self.slot(io).phase {
+        let phase = self.slot(io).phase;
+        let verdict = match phase {
             Phase::Move => match self.moved(io, req, result, cx) {
                 Some(verdict) => verdict,
                 None => self.transfer(io, req, cx),
@@ -474,13 +507,17 @@ impl<R: Ring> Node<R> for FileNode {
             Phase::WindowRead | Phase::WindowWrite => self.window_moved(io, req, result, cx),
             Phase::Allocate(mode) => self.cleared(io, req, mode, result, cx),
             Phase::Sync => {
-                let verdict = self.synced(result);
+                let checks = self.slot(io).checks_errors;
+                let verdict = if checks { self.errors_checked(io, result, cx) } else { self.synced(result) };
                 match result {
                     0 => self.shared.syncs.end(),
                     // Nobody else is served by what was cancelled, interrupted or failed.
                     _ => self.shared.syncs.withdraw(),
                 }
                 verdict
+            }
+            Phase::AwaitSync if result < 0 && self.slot(io).checks_errors => {
+                self.errors_checked(io, result, cx)
             }
             Phase::AwaitSync if result < 0 => Verdict::Up(Status::IoError),
             Phase::AwaitSync => self.sync(io, cx),

@@ -40,6 +40,8 @@ const FILE_SYSTEMS: [(u32, &str, bool, bool); 14] = [
 #[derive(Debug)]
 pub struct File {
     pub(super) handle: Arc<fs::File>,
+    /// The same file, opened a second time: see [`error_descriptor`](File::error_descriptor).
+    pub(super) error_handle: Option<Arc<fs::File>>,
     pub(super) spec: FileSpec,
     pub(super) shared: Arc<Shared>,
     pub(super) file_system: &'static str,
@@ -131,8 +133,14 @@ impl File {
         };
         let limits = super::limits::limits(&facts, &disk)
             .map_err(|error| OpenError::refused(spec, error.to_string()))?;
+        let error_handle = match before {
+            Some(file) => file.error_handle.clone(),
+            None if read_only || memory => None,
+            None => reopen(&handle).map(Arc::new),
+        };
         Ok(Arc::new(File {
             handle,
+            error_handle,
             spec: spec.clone(),
             shared: before.map_or_else(|| Shared::new(facts), |file| file.shared.changed(facts)),
             file_system: if block_device { "block device" } else { known.map_or("other", |row| row.1) },
@@ -166,6 +174,17 @@ impl File {
     /// No descriptor is to be had.
     pub fn descriptor(&self) -> io::Result<OwnedFd> {
         self.handle.try_clone().map(OwnedFd::from)
+    }
+
+    /// A second open file description of the file, which is synced only to find out whether the kernel lost data
+    /// that was written: see [`FileNode::with_error_file`](super::FileNode::with_error_file). `None`: the file is
+    /// never synced, or could not be opened again (without `/proc`, for example).
+    ///
+    /// # Errors
+    /// No descriptor is to be had.
+    pub fn error_descriptor(&self) -> io::Result<Option<OwnedFd>> {
+        let again = self.error_handle.as_ref().map(|handle| handle.try_clone().map(OwnedFd::from));
+        again.transpose()
     }
 
     /// What was asked for, as far as it has not changed since.
@@ -268,6 +287,14 @@ impl Backend for File {
         }
         out
     }
+}
+
+/// Opens the file of a descriptor a second time, by its entry in `/proc`, as its name may stand for another file by now.
+/// A block device is not claimed again.
+fn reopen(handle: &fs::File) -> Option<fs::File> {
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(libc::O_NONBLOCK);
+    options.open(format!("/proc/self/fd/{}", handle.as_raw_fd())).ok()
 }
 
 /// What can be said without looking at the file.

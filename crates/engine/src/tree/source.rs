@@ -119,7 +119,13 @@ impl Source {
                 {
                     tracing::info!(%error, "direct I/O goes without registered memory");
                 }
-                let node = file.node(id);
+                let mut node = file.node(id);
+                if let Some(again) = file.error_descriptor()? {
+                    // It is used when a disk is full: no slot of the ring's table is spent on it.
+                    let again = ring.add_unregistered_file(Arc::new(again));
+                    held.files.push(again);
+                    node = node.with_error_file(again);
+                }
                 match file.memory() {
                     Some(memory) => Box::new(node.lending(held.region(ring, memory))),
                     None => Box::new(node),

@@ -262,7 +262,8 @@ impl Builder<'_> {
             }
             Part::File { disk } => {
                 let shared = self.setup.shared[*disk].clone().expect("made when the files were opened");
-                stack.backend(Box::new(FileNode::new(shared, FileId(*disk as u32))))
+                let file = FileId(*disk as u32);
+                stack.backend(Box::new(FileNode::new(shared, file).with_error_file(file)))
             }
             Part::Ram { number } => stack.backend(Box::new(self.setup.rams[*number].node(None))),
             Part::Null { number } => stack.backend(Box::new(self.setup.nulls[*number].node(None))),

@@ -3,6 +3,7 @@
 mod change;
 mod clear;
 mod direct;
+mod full;
 mod io;
 mod open;
 
@@ -61,9 +62,10 @@ fn content(from: u64, len: u64) -> Vec<u8> {
 /// A queue on a file with these facts, whatever the file system really is.
 fn with_facts(path: &std::path::Path, facts: Facts) -> (Arc<Shared>, Harness) {
     let shared = Shared::new(facts);
-    let node = FileNode::new(Arc::clone(&shared), FileId(0));
+    let node = FileNode::new(Arc::clone(&shared), FileId(0)).with_error_file(FileId(1));
     let handle = std::fs::File::options().read(true).write(true).open(path).unwrap();
-    (shared, Harness::with_files(Box::new(node), vec![handle]))
+    let again = std::fs::File::open(path).unwrap();
+    (shared, Harness::with_files(Box::new(node), vec![handle, again]))
 }
 
 /// A queue on a file as it was opened.
