@@ -1,7 +1,7 @@
-//! Which format a file has, by its first bytes.
+//! Which format a file has, by its first bytes: for users who ask for that with `format=probe`, and never otherwise.
 //!
-//! A raw image holds whatever its user writes, the first bytes of another format too: so a file that is found not to be
-//! raw is served as what it says only when nobody said otherwise, and that is told.
+//! A raw disk holds whatever its clients write, the header of another format too. Who detects the format of a disk that
+//! clients wrote lets them choose what the next server reads, and from which files of the host.
 
 use std::fmt;
 use std::fs::File;
@@ -31,13 +31,18 @@ impl fmt::Display for Format {
     }
 }
 
-/// How many bytes are looked at.
-const LOOK_LEN: u64 = 512;
+/// The first bytes of a file, as many as decide; none of what is no regular file or block device.
+pub(crate) fn head(file: &File) -> io::Result<Vec<u8>> {
+    let mut head = Vec::new();
+    file.take(backends::HEAD_LEN as u64).read_to_end(&mut head)?;
+    Ok(head)
+}
 
-/// Look at a file. One that cannot be read, or is no regular file, is raw: whoever opens it will say more.
+/// Detects the format of a file. A file that cannot be opened, or is not a regular file, is raw: opening it to serve it
+/// says more. So is one of a format that is not read here, which is then refused as a raw disk.
 ///
 /// # Errors
-/// It could be opened and not read.
+/// The file could be opened and not read.
 pub fn detect(path: &Path) -> io::Result<Format> {
     // A FIFO must not hold us up.
     let Ok(file) = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path) else {
@@ -46,20 +51,11 @@ pub fn detect(path: &Path) -> io::Result<Format> {
     if !file.metadata()?.is_file() {
         return Ok(Format::Raw);
     }
-    let mut head = Vec::new();
-    file.take(LOOK_LEN).read_to_end(&mut head)?;
-    Ok(by_head(&head))
-}
-
-fn by_head(head: &[u8]) -> Format {
-    let is_version = |number: u8| head.get(4..8) == Some(&[0, 0, 0, number]);
-    if head.starts_with(b"QFI\xfb") && (is_version(2) || is_version(3)) {
-        Format::Qcow2
-    } else if head.starts_with(b"KDMV") || head.starts_with(b"# Disk DescriptorFile") {
-        Format::Vmdk
-    } else {
-        Format::Raw
-    }
+    Ok(match backends::container(&head(&file)?) {
+        Some("qcow2") => Format::Qcow2,
+        Some("vmdk") => Format::Vmdk,
+        _ => Format::Raw,
+    })
 }
 
 #[cfg(test)]
@@ -67,13 +63,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_raw_unless_it_begins_as_another() {
-        assert_eq!(by_head(b"QFI\xfb\0\0\0\x03rest"), Format::Qcow2);
-        assert_eq!(by_head(b"QFI\xfb\0\0\0\x02"), Format::Qcow2);
-        assert_eq!(by_head(b"# Disk DescriptorFile\nversion=1"), Format::Vmdk);
-        assert_eq!(by_head(b"KDMV"), Format::Vmdk);
-        for raw in [&b""[..], b"QFI", b"QFI\xfb\0\0\0\x01", b"# Disk", &[0; 512]] {
-            assert_eq!(by_head(raw), Format::Raw, "{raw:?}");
+    fn the_first_bytes_of_a_file_decide() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        for (head, format) in [
+            (&b"QFI\xfb\0\0\0\x03rest"[..], Format::Qcow2),
+            (b"# Disk DescriptorFile\nversion=1", Format::Vmdk),
+            (b"KDMV", Format::Vmdk),
+            (b"vhdxfile", Format::Raw),
+            (b"", Format::Raw),
+            (&[0; 512], Format::Raw),
+        ] {
+            std::fs::write(&path, head).unwrap();
+            assert_eq!(detect(&path).unwrap(), format, "{}", head.escape_ascii());
         }
     }
 

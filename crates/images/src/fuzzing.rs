@@ -7,7 +7,7 @@
 //! Images are opened by name and so lie in a folder, one for each input, in memory where there is one.
 
 use crate::pool::{Job, Returns};
-use crate::{Format, Image, ImageSpec, work};
+use crate::{Backing, Format, Image, ImageSpec, work};
 use backends::Backend;
 use block::{Bytes, Cookie, Flags, Op, Tag};
 use imago::qcow2::Qcow2;
@@ -64,7 +64,15 @@ fn sound() -> &'static [u8] {
 }
 
 fn open(path: PathBuf, format: Format, read_only: bool) -> Option<Arc<Image>> {
-    Image::open(&ImageSpec { path, format, detected: false, read_only, share: true }).ok()
+    Image::open(&ImageSpec {
+        path,
+        format,
+        detected: false,
+        read_only,
+        share: true,
+        backing: Backing::Beside,
+    })
+    .ok()
 }
 
 fn run(image: &Image, op: Op, offset: u64, len: u64) -> i64 {

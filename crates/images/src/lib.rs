@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod beside;
 mod detect;
 pub mod fuzzing;
 mod lengths;
@@ -24,6 +25,7 @@ mod sparse;
 mod tests;
 mod work;
 
+pub use beside::Backing;
 pub use detect::{Format, detect};
 pub use node::ImageNode;
 pub use open::ImageError;
@@ -50,12 +52,14 @@ pub struct ImageSpec {
     pub path: PathBuf,
     /// Its format; not [`Format::Raw`], which is a file.
     pub format: Format,
-    /// That was found by looking at it, and not said by the user.
+    /// The format was detected, as the user asked for with `format=probe`.
     pub detected: bool,
     /// Refuse writes, and open it so.
     pub read_only: bool,
     /// Let others write to it at the same time.
     pub share: bool,
+    /// Which files it may name beside itself.
+    pub backing: Backing,
 }
 
 /// An open image in its format.
@@ -150,7 +154,7 @@ impl Backend for Image {
     }
 
     fn describe(&self) -> Vec<Fact> {
-        let how = if self.spec.detected { "detected: write format= to pin it" } else { "as given" };
+        let how = if self.spec.detected { "detected, as format=probe asks" } else { "as given" };
         let mut facts = vec![
             ("backend", "image".to_owned()),
             ("path", self.spec.path.display().to_string()),

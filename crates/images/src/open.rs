@@ -1,8 +1,9 @@
 //! Opening an image, and what it names beside itself.
 //!
-//! An image may come from anyone. What its header names is opened only for reading, only if it is a regular file, and only
-//! to a certain depth; a data file beside the image, which would be written, is refused.
+//! An image may come from anyone. What its header names is opened only for reading, only if [`beside`](crate::beside) lets it,
+//! and only to a certain depth; a data file beside the image, which would be written, is refused.
 
+use crate::beside::{self, Beside};
 use crate::lengths::Lengths;
 use crate::pool::Pool;
 use crate::{Access, Content, Format, Image, ImageSpec, sparse};
@@ -48,6 +49,8 @@ pub enum ImageError {
 fn hint(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::Unsupported => " (convert it with qemu-img, to qcow2 for example)",
+        // What to do is in the message.
+        io::ErrorKind::PermissionDenied => "",
         io::ErrorKind::NotFound => " (bring the files that it names, or rebase it with qemu-img)",
         _ => " (qemu-img check says more; format=raw serves the file as it is)",
     }
@@ -68,7 +71,7 @@ impl Image {
             ..FileSpec::new(&spec.path)
         })?;
         let wrong = |source| ImageError::Format { path: spec.path.clone(), format: spec.format, source };
-        let gate = Gate::default();
+        let gate = Gate::new(spec);
         let image = open_format(spec, read_only, &gate).map_err(wrong)?;
         let size = Bytes(image.size()).align_down(512);
         if size == Bytes::ZERO || size.0 > i64::MAX as u64 {
@@ -110,10 +113,7 @@ fn open_format(spec: &ImageSpec, read_only: bool, gate: &Gate) -> io::Result<Con
                 let why = "it is a sparse vmdk of another kind than can be read";
                 return Err(io::Error::new(io::ErrorKind::Unsupported, why));
             }
-            // Its extents hold the data: they are no backing files, and lie beside it.
-            let beside = spec.path.parent().unwrap_or(Path::new(""));
-            let gate = Gate { beside: Some(beside.to_owned()), ..gate.clone() };
-            let image = Vmdk::<Storage>::builder(storage).write(false).open(gate)?;
+            let image = Vmdk::<Storage>::builder(storage).write(false).open(gate.clone())?;
             Ok(Content::Imago(FormatAccess::new(image)))
         }
         Format::Raw => Err(io::Error::new(io::ErrorKind::InvalidInput, "a raw image is a file")),
@@ -121,16 +121,43 @@ fn open_format(spec: &ImageSpec, read_only: bool, gate: &Gate) -> io::Result<Con
 }
 
 /// Decides what an image may open beside itself.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct Gate {
     opened: Arc<Mutex<Vec<PathBuf>>>,
-    /// Only files of that folder.
-    beside: Option<PathBuf>,
+    beside: Arc<Beside>,
+    /// The image whose names are followed: the one that is served, or one under it.
+    naming: PathBuf,
+    format: Format,
 }
 
 impl Gate {
+    fn new(spec: &ImageSpec) -> Gate {
+        Gate {
+            opened: Arc::default(),
+            beside: Arc::new(Beside::new(&spec.path, spec.backing.clone())),
+            naming: spec.path.clone(),
+            format: spec.format,
+        }
+    }
+
     fn opened(&self) -> Vec<PathBuf> {
         self.opened.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Opens the file that the image names. `path`: the name as imago resolved it.
+    fn open_named(&self, path: &Path) -> io::Result<PathBuf> {
+        if self.format != Format::Qcow2 {
+            // Its extents hold the data.
+            let name = self.naming.parent().and_then(|folder| path.strip_prefix(folder).ok()).unwrap_or(path);
+            return self.beside.open(&self.naming, name).map(|(_, path)| path);
+        }
+        let image = std::fs::File::open(&self.naming)?;
+        let named = beside::backing_of(&image)?.ok_or_else(|| refused("a file without a name".into()))?;
+        let (file, path) = self.beside.open(&self.naming, &named.name)?;
+        if named.format.is_none() {
+            beside::check_untold(&file, &path)?;
+        }
+        Ok(path)
     }
 }
 
@@ -143,30 +170,27 @@ impl ImplicitOpenGate<Storage> for Gate {
         &mut self,
         builder: F,
     ) -> io::Result<FormatAccess<Storage>> {
-        Ok(FormatAccess::new(builder.write(false).open(self.clone())?))
+        let naming = builder.get_image_path().ok_or_else(|| refused("an image without a name".into()))?;
+        let gate = Gate { naming, ..self.clone() };
+        Ok(FormatAccess::new(builder.write(false).open(gate)?))
     }
 
     fn open_storage(&mut self, options: StorageOpenOptions) -> io::Result<Storage> {
         let path = options.get_filename().ok_or_else(|| refused("a file without a name".into()))?.to_owned();
         if options.get_writable() {
             return Err(refused(format!(
-                "its data is in another file, {}, which is not opened",
+                "its data is in another file, {}, which is not opened (convert it with qemu-img)",
                 path.display()
             )));
         }
-        if self.beside.as_deref().is_some_and(|folder| path.parent() != Some(folder)) {
-            return Err(refused(format!("{} does not lie beside it", path.display())));
-        }
-        if !path.metadata()?.is_file() {
-            return Err(refused(format!("{} is not a regular file", path.display())));
-        }
+        let path = self.open_named(&path)?;
         let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         if opened.len() == BACKING_MAX {
             return Err(refused(format!("more than {BACKING_MAX} files stand under it")));
         }
         crate::sound::check_header(&path)?;
-        opened.push(path);
+        opened.push(path.clone());
         drop(opened);
-        Storage::open(options)
+        Storage::open(options.filename(path))
     }
 }

@@ -1,7 +1,7 @@
 //! Images that anyone may have damaged: whatever they hold, opening and reading them ends, with an answer or an error.
 
 use crate::pool::{Job, Returns};
-use crate::{Format, Image, ImageError, ImageSpec, work};
+use crate::{Backing, Format, Image, ImageError, ImageSpec, work};
 use backends::Backend;
 use block::{Bytes, Cookie, Flags, Op, Tag};
 use imago::qcow2::Qcow2;
@@ -18,7 +18,14 @@ fn create(path: &Path) {
 }
 
 fn open(path: PathBuf, read_only: bool) -> Result<Arc<Image>, ImageError> {
-    Image::open(&ImageSpec { path, format: Format::Qcow2, detected: false, read_only, share: true })
+    Image::open(&ImageSpec {
+        path,
+        format: Format::Qcow2,
+        detected: false,
+        read_only,
+        share: true,
+        backing: Backing::Beside,
+    })
 }
 
 /// One request: its result and its memory.

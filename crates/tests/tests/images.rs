@@ -279,7 +279,7 @@ fn an_image_names_no_file_that_it_should_not() {
     );
     assert!(serve("d.qcow2").contains("is not opened"));
     qemu_img(&sandbox, &["create", "-u", "-f", "qcow2", "-b", "/dev/zero", "-F", "raw", "z.qcow2", "1M"]);
-    assert!(serve("z.qcow2").contains("not a regular file"));
+    assert!(serve("z.qcow2").contains("does not lie in the image's folder"));
     for (name, under) in [("l.qcow2", "m.qcow2"), ("m.qcow2", "l.qcow2")] {
         qemu_img(&sandbox, &["create", "-u", "-f", "qcow2", "-b", under, "-F", "qcow2", name, "1M"]);
     }
@@ -287,7 +287,7 @@ fn an_image_names_no_file_that_it_should_not() {
     let descriptor = "# Disk DescriptorFile\nversion=1\nCID=fffffffe\nparentCID=ffffffff\n\
                       createType=\"monolithicFlat\"\nRW 2 FLAT \"/etc/hostname\" 0\n";
     sandbox.text("v.vmdk", descriptor);
-    assert!(serve("v.vmdk").contains("does not lie beside it"));
+    assert!(serve("v.vmdk").contains("does not lie in the image's folder"));
 }
 
 #[test]

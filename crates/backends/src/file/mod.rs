@@ -14,6 +14,7 @@
 
 mod change;
 mod clear;
+mod container;
 mod direct;
 mod extents;
 mod facts;
@@ -27,6 +28,7 @@ pub(crate) mod sys;
 #[cfg(test)]
 mod tests;
 
+pub use container::{HEAD_LEN, container};
 pub use facts::{Alignment, Facts, Shared};
 pub use node::FileNode;
 pub use open::File;

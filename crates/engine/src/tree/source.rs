@@ -176,7 +176,7 @@ fn image(spec: &FileSpec, format: Format) -> Result<ImageSpec, DeviceError> {
         );
     }
     let (path, read_only, share) = (spec.path.clone(), spec.ro, spec.share);
-    Ok(ImageSpec { path, format, detected, read_only, share })
+    Ok(ImageSpec { path, format, detected, read_only, share, backing: images::Backing::Beside })
 }
 
 fn null(spec: &NullSpec) -> Result<Null, DeviceError> {

@@ -1,0 +1,293 @@
+//! Files that an image names: its backing file, and the extents of a vmdk.
+//!
+//! An image may come from anyone, and a client that can write to its file decides what its header names. So a name is
+//! followed only within the image's folder, unless the user allowed more with `backing=`. *Invariant:* every name that an
+//! image holds passes through [`Beside::open`] before anything is read from the file.
+
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Component, Path, PathBuf};
+
+/// Which files an image may name.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub enum Backing {
+    /// Those in the image's folder and below it, by a relative name.
+    #[default]
+    Beside,
+    /// None.
+    None,
+    /// Every regular file that this process may read.
+    Any,
+    /// Those beside the image, and these files and what lies in these folders.
+    Listed(Vec<PathBuf>),
+}
+
+/// What decides about the names that an image and the files under it hold.
+#[derive(Clone, Debug)]
+pub(crate) struct Beside {
+    /// Of the image that is served; what is under it stays in there too.
+    folder: PathBuf,
+    backing: Backing,
+}
+
+fn refused(why: String) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, why)
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+impl Beside {
+    /// For the image at `path`.
+    pub(crate) fn new(path: &Path, backing: Backing) -> Beside {
+        Beside { folder: folder_of(path).to_owned(), backing }
+    }
+
+    /// Opens a file for reading that the image at `naming` names: the file, and a path that leads to it.
+    ///
+    /// # Errors
+    /// `PermissionDenied`: the user did not allow it; the message says what to add. Else it could not be opened.
+    pub(crate) fn open(&self, naming: &Path, name: &Path) -> io::Result<(File, PathBuf)> {
+        let shown = name.display();
+        if self.backing == Backing::None {
+            return Err(refused(format!("it names {shown}, and backing=none allows no other file")));
+        }
+        if has_protocol(name) {
+            let why = format!("it names {shown}, and only files are followed (rebase it with qemu-img)");
+            return Err(refused(why));
+        }
+        let path = folder_of(naming).join(name);
+        let in_path = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        let file = match self.open_within(&path, name) {
+            Some(Ok(file)) => file,
+            Some(Err(error)) => return Err(in_path(error)),
+            None => self.open_elsewhere(&path, name)?,
+        };
+        if !file.metadata().map_err(in_path)?.is_file() {
+            return Err(refused(format!("{} is not a regular file", path.display())));
+        }
+        Ok((file, path))
+    }
+
+    /// Opens a file by a relative name without `..`, if it lies in the image's folder whatever links lead to.
+    /// `None`: it does not.
+    fn open_within(&self, path: &Path, name: &Path) -> Option<io::Result<File>> {
+        let climbs = name.components().any(|part| !matches!(part, Component::Normal(_) | Component::CurDir));
+        let within = path.strip_prefix(&self.folder).ok().filter(|_| !climbs)?;
+        // A FIFO must not hold us up.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let folder = match rustix::fs::open(&self.folder, flags | OFlags::DIRECTORY, Mode::empty()) {
+            Ok(folder) => folder,
+            Err(error) => return Some(Err(error.into())),
+        };
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        match rustix::fs::openat2(&folder, within, flags, Mode::empty(), resolve) {
+            // A link leads out.
+            Err(Errno::XDEV | Errno::LOOP) => None,
+            // A sandbox without the call.
+            Err(Errno::NOSYS) => self.open_resolved(path),
+            opened => Some(opened.map(File::from).map_err(io::Error::from)),
+        }
+    }
+
+    /// Does as `openat2` in two steps: a link that changes between them is found by the file's identity.
+    fn open_resolved(&self, path: &Path) -> Option<io::Result<File>> {
+        let opened = (|| {
+            let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+            let is_within = lies_within(&file, path, &std::fs::canonicalize(&self.folder)?)?;
+            Ok(is_within.then_some(file))
+        })();
+        opened.transpose()
+    }
+
+    /// Opens a file that does not lie in the image's folder, if the user allowed it.
+    fn open_elsewhere(&self, path: &Path, name: &Path) -> io::Result<File> {
+        let listed = match &self.backing {
+            Backing::Any => None,
+            Backing::Listed(listed) => Some(listed),
+            Backing::Beside | Backing::None => return Err(self.outside(path, name)),
+        };
+        let in_path = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(in_path)?;
+        let Some(listed) = listed else { return Ok(file) };
+        for entry in listed {
+            let Ok(entry) = std::fs::canonicalize(entry) else { continue };
+            if lies_within(&file, path, &entry).map_err(in_path)? {
+                return Ok(file);
+            }
+        }
+        Err(self.outside(path, name))
+    }
+
+    fn outside(&self, path: &Path, name: &Path) -> io::Error {
+        let (name, path) = (name.display(), path.display());
+        let what = match self.backing {
+            Backing::Listed(_) => "neither lies in the image's folder nor is listed in backing=",
+            _ => "does not lie in the image's folder by a relative name",
+        };
+        refused(format!(
+            "it names {name}, which {what} (add backing={path} if you trust it, or backing=allow)"
+        ))
+    }
+}
+
+/// Whether an open file, to which `path` led, is `within` or lies below it. `within` has no links in it.
+fn lies_within(file: &File, path: &Path, within: &Path) -> io::Result<bool> {
+    let real = std::fs::canonicalize(path)?;
+    let (found, opened) = (std::fs::metadata(&real)?, file.metadata()?);
+    Ok((found.dev(), found.ino()) == (opened.dev(), opened.ino()) && real.starts_with(within))
+}
+
+/// Whether QEMU would take a name for something else than a file (`path_has_protocol`): `nbd://host`, `json:{…}`.
+fn has_protocol(name: &Path) -> bool {
+    let bytes = name.as_os_str().as_bytes();
+    bytes.iter().find(|byte| matches!(byte, b':' | b'/')) == Some(&b':')
+}
+
+/// What the header of a qcow2 image says about its backing file.
+#[derive(PartialEq, Eq, Debug)]
+pub(crate) struct Named {
+    /// As it is written there.
+    pub(crate) name: PathBuf,
+    /// `None`: the header does not tell.
+    pub(crate) format: Option<Vec<u8>>,
+}
+
+/// The header extension with the format of the backing file.
+const BACKING_FORMAT: u32 = 0xe279_2aca;
+/// The specification's limit.
+const NAME_LEN_MAX: u32 = 1023;
+/// More extensions than any image has.
+const EXTENSIONS_MAX: usize = 1024;
+
+/// Reads which backing file a qcow2 image names. `None`: it names none.
+pub(crate) fn backing_of(image: &File) -> io::Result<Option<Named>> {
+    let mut header = [0; 104];
+    let len = image.read_at(&mut header, 0)?;
+    let half = |bytes: &[u8]| u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    let at = u64::from(half(&header[8..])) << 32 | u64::from(half(&header[12..]));
+    if len < 72 || !header.starts_with(b"QFI\xfb") || at == 0 {
+        return Ok(None);
+    }
+    let name_len = half(&header[16..]).min(NAME_LEN_MAX);
+    let mut name = vec![0; name_len as usize];
+    image.read_exact_at(&mut name, at)?;
+    let mut named = Named { name: PathBuf::from(std::ffi::OsString::from_vec(name)), format: None };
+    let mut at = if half(&header[4..]) >= 3 { u64::from(half(&header[100..])) } else { 72 };
+    for _ in 0..EXTENSIONS_MAX {
+        let mut head = [0; 8];
+        if image.read_exact_at(&mut head, at).is_err() || half(&head) == 0 {
+            break;
+        }
+        let len = half(&head[4..]);
+        if half(&head) == BACKING_FORMAT {
+            let mut format = vec![0; len.min(NAME_LEN_MAX) as usize];
+            image.read_exact_at(&mut format, at + 8)?;
+            named.format = Some(format);
+        }
+        at = at.saturating_add(8 + u64::from(len).next_multiple_of(8));
+    }
+    Ok(Some(named))
+}
+
+/// Refuses a backing file that begins as an image when the header does not tell its format: guessing would let who wrote
+/// that file choose what is read.
+pub(crate) fn check_untold(file: &File, path: &Path) -> io::Result<()> {
+    let mut head = [0; backends::HEAD_LEN];
+    let len = file.read_at(&mut head, 0)?;
+    let Some(format) = backends::container(&head[..len]) else { return Ok(()) };
+    let base = path.display();
+    Err(refused(format!(
+        "it names {base} as its backing file without a format, and that begins as a {format} image (write the format \
+         into the image: qemu-img rebase -u -b {base} -F {format}, or -F raw)"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn only_files_in_the_image_s_folder_are_opened_unless_more_is_allowed() {
+        let base = tempfile::tempdir().unwrap();
+        let (folder, other) = (base.path().join("images"), base.path().join("other"));
+        std::fs::create_dir_all(folder.join("sub")).unwrap();
+        std::fs::create_dir_all(&other).unwrap();
+        for path in [folder.join("base"), folder.join("sub/base"), other.join("secret")] {
+            std::fs::write(path, "x").unwrap();
+        }
+        symlink("base", folder.join("link")).unwrap();
+        symlink("../other/secret", folder.join("out")).unwrap();
+        symlink(&other, folder.join("away")).unwrap();
+        symlink("/proc/self/fd/0", folder.join("magic")).unwrap();
+        let image = folder.join("disk.qcow2");
+        let opens = |backing: &Backing, name: &str| {
+            let beside = Beside::new(&image, backing.clone());
+            beside.open(&image, Path::new(name)).map(drop).map_err(|error| error.to_string())
+        };
+        let absolute = other.join("secret").display().to_string();
+        let own = folder.join("base").display().to_string();
+        for name in ["base", "./base", "sub/base", "link"] {
+            assert_eq!(opens(&Backing::Beside, name), Ok(()), "{name}");
+            assert!(opens(&Backing::None, name).unwrap_err().contains("backing=none"), "{name}");
+        }
+        for name in
+            ["../other/secret", "sub/../base", "out", "away/secret", "magic", &absolute, &own, "/dev/zero"]
+        {
+            let why = opens(&Backing::Beside, name).unwrap_err();
+            assert!(why.contains("does not lie in the image's folder"), "{name}: {why}");
+        }
+        for name in ["nbd://host/x", "json:{}", "file:base", "nbd:unix:/s"] {
+            for backing in [Backing::Beside, Backing::Any] {
+                let why = opens(&backing, name).unwrap_err();
+                assert!(why.contains("only files are followed"), "{name}: {why}");
+            }
+        }
+        for name in ["base", "out", "away/secret", "../other/secret", &absolute] {
+            assert_eq!(opens(&Backing::Any, name), Ok(()), "{name}");
+            for entry in [&other, &other.join("secret"), &folder.join("away")] {
+                assert_eq!(opens(&Backing::Listed(vec![entry.clone()]), name), Ok(()), "{name}");
+            }
+        }
+        for entry in [folder.join("sub"), other.join("sec"), base.path().join("absent")] {
+            let why = opens(&Backing::Listed(vec![entry]), "out").unwrap_err();
+            assert!(why.contains("neither lies in"), "{why}");
+        }
+        assert!(opens(&Backing::Any, "/dev/zero").unwrap_err().contains("not a regular file"));
+        assert!(opens(&Backing::Beside, "sub").unwrap_err().contains("not a regular file"));
+        assert!(opens(&Backing::Beside, "absent").unwrap_err().contains("absent: "));
+    }
+
+    #[test]
+    fn a_relative_image_has_a_folder_too() {
+        let beside = Beside::new(Path::new("disk.qcow2"), Backing::Beside);
+        assert!(beside.open(Path::new("disk.qcow2"), Path::new("Cargo.toml")).is_ok());
+        assert!(beside.open(Path::new("disk.qcow2"), Path::new("../images/Cargo.toml")).is_err());
+    }
+
+    #[test]
+    fn the_header_names_the_backing_file_and_its_format() {
+        let mut header = vec![0u8; 160];
+        header[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03");
+        header[103] = 104;
+        let read = |header: &[u8]| {
+            let mut file = tempfile::tempfile().unwrap();
+            io::Write::write_all(&mut file, header).unwrap();
+            backing_of(&file).unwrap()
+        };
+        assert_eq!(read(&header), None);
+        (header[15], header[19]) = (144, 9);
+        header[144..153].copy_from_slice(b"base.qcow");
+        let name = PathBuf::from("base.qcow");
+        assert_eq!(read(&header), Some(Named { name: name.clone(), format: None }));
+        header[104..117].copy_from_slice(b"\xe2\x79\x2a\xca\0\0\0\x05qcow2");
+        assert_eq!(read(&header), Some(Named { name, format: Some(b"qcow2".to_vec()) }));
+        assert_eq!(read(b"no image"), None);
+    }
+}
