@@ -349,21 +349,29 @@ impl Host {
         let was = device.is_suspended();
         device.set_suspended(true);
         tables::presuspend(&device.form(), !flush);
-        let drained = self.freeze(&self.tower(device));
+        let tower = self.tower(device);
+        let drained = self.freeze(&tower);
         if !flush {
             return Ok(());
         }
         let result = match drained.wait().await {
-            Ok(()) => {
-                let form = device.form();
-                off_the_runtime(move || form.tree.sync()).await
-            }
+            Ok(()) => self.flush_drained(device, &tower).await,
             Err(error) => Err(error),
         };
         if result.is_err() && !was {
             self.resume(device);
         }
         result
+    }
+
+    /// Put what a drained device has written onto stable storage.
+    async fn flush_drained(&self, device: &Arc<Device>, tower: &[Arc<Device>]) -> Result<(), HostError> {
+        let form = device.form();
+        if form.tree.is_single() {
+            // The flush needs the only connection that the server takes, which a queue has.
+            self.close_nodes(tower).wait().await?;
+        }
+        off_the_runtime(move || form.tree.sync()).await
     }
 
     /// Freeze, drain, swap, thaw.
@@ -408,6 +416,7 @@ impl Host {
         make: impl FnOnce() -> Result<Result<Arc<Form>, ChangeError>, DeviceError> + Send + 'static,
     ) -> Result<(), HostError> {
         self.freeze(tower).wait().await?;
+        self.close_nodes(tower).wait().await?;
         let form = off_the_runtime(make).await??;
         let (device, above) = tower.split_first().ok_or(HostError::NoDevice)?;
         let is_new = match (&device.form().table, &form.table) {
@@ -462,6 +471,11 @@ impl Host {
         Drained(self.step_all(tower, Step::Freeze))
     }
 
+    /// Have the nodes of a frozen and drained tower close their connections.
+    fn close_nodes(&self, tower: &[Arc<Device>]) -> Drained {
+        Drained(self.step_all(tower, Step::Close))
+    }
+
     fn settle(&self, tower: &[Arc<Device>], keep: bool) {
         for device in tower {
             for reactor in self.reactors() {
@@ -489,7 +503,7 @@ impl Host {
     }
 }
 
-/// Reactors that were told to freeze a device.
+/// Reactors that were told to freeze a device, or to close its nodes.
 struct Drained(Vec<oneshot::Receiver<()>>);
 
 impl Drained {

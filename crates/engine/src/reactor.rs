@@ -317,7 +317,7 @@ impl State {
             }
         }
         self.fronts.commit(&mut Turn { ring: &mut self.ring, queues: &mut self.queues });
-        self.tell_drained();
+        self.answer_awaited();
         if !self.retirements.is_empty() {
             self.go_on_retiring();
         }

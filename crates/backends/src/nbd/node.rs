@@ -54,7 +54,7 @@ pub struct NbdNode<S> {
     pub(super) link: Link,
     /// Since when there is no connection; empty while there is one, and before the first turn.
     down_since: Option<Nanos>,
-    /// There was one.
+    /// There was one since the node was created or opened anew.
     was_up: bool,
     /// The connector was asked for one, or one is on its way.
     asked: bool,
@@ -101,14 +101,15 @@ impl<S> NbdNode<S> {
         }
     }
 
-    /// After it has let go of everything it is asked for something again: begin anew. False when the only place at
-    /// the server is another's by now.
+    /// Begins anew with a request that arrives after [`close`](Node::close): it waits for a first connection, as that of a new
+    /// node does. False when the only place at the server is another's by now.
     fn reopen(&mut self) -> bool {
         if !self.claimed && !self.shared.claim() {
             return false;
         }
         self.line = Arc::new(Line::new(self.nudge.clone()));
-        (self.claimed, self.closing, self.asked, self.down_since) = (true, false, false, None);
+        (self.claimed, self.closing, self.asked) = (true, false, false);
+        (self.down_since, self.was_up) = (None, false);
         true
     }
 
@@ -126,9 +127,9 @@ impl<S> NbdNode<S> {
 
     /// When to look next whether something takes too long: an answer, or a connection.
     fn look_ns(&self) -> u64 {
-        let patience = &self.shared.patience;
-        let too_long = if let Link::Down = self.link { Some(patience.reconnect) } else { patience.timeout };
-        let look_ns = too_long.map_or(LOOK_NS_MAX, |time| time.as_nanos() as u64 / LOOKS);
+        let timeout = || self.shared.patience.timeout.map(|time| time.as_nanos() as u64);
+        let too_long = if let Link::Down = self.link { Some(self.reconnect_ns()) } else { timeout() };
+        let look_ns = too_long.map_or(LOOK_NS_MAX, |time_ns| time_ns / LOOKS);
         look_ns.clamp(LOOK_NS_MIN, LOOK_NS_MAX)
     }
 
@@ -145,6 +146,12 @@ impl<S> NbdNode<S> {
         let Some(oldest) = sent.map(|flight| flight.sent_at).min() else { return false };
         let forgotten = now.since(oldest) >= timeout_ns.saturating_mul(FORGOTTEN);
         forgotten || now.since(oldest.max(connection.heard_at)) >= timeout_ns
+    }
+
+    /// Whether the connection is on its way out: the server was told that the session is over, or is about to be. It may
+    /// not carry another command, even if one has arrived since.
+    fn has_ended_session(&self) -> bool {
+        self.closing || matches!(&self.link, Link::Up(connection) if connection.said_goodbye)
     }
 
     pub(super) fn connection(&mut self) -> Option<&mut Connection> {
@@ -194,7 +201,7 @@ impl<S: Send + 'static> NbdNode<S> {
         if result < 0 {
             return self.lose(Loss::Failed((-result) as i32), cx);
         }
-        if self.closing {
+        if self.has_ended_session() {
             return self.let_go(cx);
         }
         let Link::Up(connection) = &mut self.link else { return };
@@ -216,13 +223,14 @@ impl<S: Send + 'static> NbdNode<S> {
         if !matches!(self.link, Link::Up(_)) {
             return;
         }
+        if self.has_ended_session() {
+            // A server may close before we do.
+            return self.let_go(cx);
+        }
         self.shared.counts.lost.fetch_add(1, Relaxed);
         self.let_go(cx);
-        self.down_since = Some(cx.now());
-        if !self.closing {
-            self.asked = true;
-            self.connector.connect(self.line.clone(), loss);
-        }
+        (self.down_since, self.asked) = (Some(cx.now()), true);
+        self.connector.connect(self.line.clone(), loss);
     }
 
     /// Have the ring close the connection.
@@ -313,7 +321,7 @@ impl<S: Send + 'static> NbdNode<S> {
 
     fn alarm<R: Sockets<Stream = S>>(&mut self, cx: &mut Cx<'_, R>) {
         (self.has_alarm, self.alarm_cancelled) = (false, false);
-        if self.closing {
+        if self.has_ended_session() {
             return self.let_go(cx);
         }
         match &self.link {

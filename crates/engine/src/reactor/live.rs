@@ -17,8 +17,11 @@ use tokio::sync::oneshot;
 
 /// A step of a live change, by mail.
 pub(crate) enum Step {
-    /// Hold back requests from now on; the answer comes when none is under way.
+    /// Hold back requests from now on; the answer comes when none is under way. Nodes keep their connections.
     Freeze(oneshot::Sender<()>),
+    /// Have the nodes of the frozen queues close their sockets and cancel their alarms; the answer comes when that is done.
+    /// A node that gets a request afterwards opens new ones.
+    Close(oneshot::Sender<()>),
     /// Make the queue's stack anew, as the device is now.
     Swap(oneshot::Sender<Result<(), DeviceError>>),
     /// The change is over: keep what was swapped in, or go back. Unless the device is suspended, what was
@@ -32,10 +35,18 @@ pub(crate) enum Step {
 /// What of changes is under way on a reactor.
 #[derive(Default)]
 pub(super) struct Live {
-    /// Who waits for all queues of a device to be drained.
-    draining: Vec<(Arc<Device>, oneshot::Sender<()>)>,
+    /// Steps that are answered when all queues of a device have got there.
+    awaited: Vec<Awaited>,
     /// New clients of devices that are being changed.
     pub(super) late: Vec<Mail>,
+}
+
+/// A step that is answered later.
+struct Awaited {
+    device: Arc<Device>,
+    /// The nodes are to be closed, too; otherwise the queues only have to be drained.
+    close: bool,
+    done: oneshot::Sender<()>,
 }
 
 /// What a queue had before a change.
@@ -52,7 +63,10 @@ impl State {
                 for hosted in self.hosted.iter().filter(|hosted| Arc::ptr_eq(&hosted.device, device)) {
                     self.queues.touch(hosted.lane.queue).freeze();
                 }
-                self.live.draining.push((device.clone(), drained));
+                self.live.awaited.push(Awaited { device: device.clone(), close: false, done: drained });
+            }
+            Step::Close(done) => {
+                self.live.awaited.push(Awaited { device: device.clone(), close: true, done });
             }
             Step::Swap(done) => {
                 let result = self.positions(device).try_for_each(|position| self.swap(position));
@@ -60,7 +74,7 @@ impl State {
                 let _ = done.send(result);
             }
             Step::Settle { keep } => {
-                self.live.draining.retain(|(other, _)| !Arc::ptr_eq(other, device));
+                self.live.awaited.retain(|awaited| !Arc::ptr_eq(&awaited.device, device));
                 self.positions(device).for_each(|position| self.settle(position, keep));
                 for mail in std::mem::take(&mut self.live.late) {
                     match self.is_early(&mail) {
@@ -85,22 +99,22 @@ impl State {
         }
     }
 
-    /// Tell those who wait for devices to be drained of those that are, and whose nodes hold nothing of the ring.
-    pub(super) fn tell_drained(&mut self) {
-        if self.live.draining.is_empty() {
+    /// Answer the steps whose queues are drained, or drained and closed.
+    pub(super) fn answer_awaited(&mut self) {
+        if self.live.awaited.is_empty() {
             return;
         }
         let (hosted, queues, ring) = (&self.hosted, &mut self.queues, &mut self.ring);
-        let mut is_drained = |device: &Arc<Device>| {
-            let mut of_it = hosted.iter().filter(|hosted| Arc::ptr_eq(&hosted.device, device));
-            of_it.all(|hosted| {
+        let mut is_there = |awaited: &mut Awaited| {
+            let of_it = |hosted: &&Hosted| Arc::ptr_eq(&hosted.device, &awaited.device);
+            hosted.iter().filter(of_it).all(|hosted| {
                 let queue = queues.get_mut(hosted.lane.queue);
-                queue.is_drained() && queue.close(ring)
+                queue.is_drained() && (!awaited.close || queue.close(ring))
             })
         };
-        for (_, drained) in self.live.draining.extract_if(.., |(device, _)| is_drained(device)) {
-            // Who does not wait any more has given the change up.
-            let _ = drained.send(());
+        for awaited in self.live.awaited.extract_if(.., |awaited| is_there(awaited)) {
+            // A control plane that waits no longer has given the change up.
+            let _ = awaited.done.send(());
         }
     }
 
