@@ -19,6 +19,7 @@ mod looking;
 pub mod loop_device;
 pub mod nbd;
 pub mod nbd_device;
+mod pace;
 mod partitions;
 pub mod path_status;
 pub mod paths;

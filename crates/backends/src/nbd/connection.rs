@@ -46,6 +46,8 @@ pub(super) struct Connection {
     pub(super) gaps: Gaps,
     /// What is being sent; the vectors are kept from one send to the next.
     pub(super) batch: Batch,
+    /// When the node got it.
+    pub(super) since: Nanos,
     /// When something last came from the server.
     pub(super) heard_at: Nanos,
     /// Something did.
@@ -93,6 +95,7 @@ impl Connection {
             told: Vec::new(),
             gaps: Gaps::default(),
             batch: Batch::default(),
+            since: now,
             heard_at: now,
             heard: false,
             said_goodbye: false,

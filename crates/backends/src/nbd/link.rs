@@ -6,9 +6,10 @@
 //!
 //! *Invariant:* a line holds one connection at most, and a node asks again only after it has lost the one it had.
 
+use crate::Fact;
 use proto::nbd::Session;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Release};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A connection on which transmission may start.
@@ -58,8 +59,14 @@ impl fmt::Display for Loss {
 
 /// Whoever connects to the server. It must not wait here.
 pub trait Connector<S>: Send + Sync {
-    /// The node of this line has no connection: bring it one, as soon as there is one, until the line is closed.
+    /// The node of this line has no connection: bring it one, as soon as there is one, until the line is closed. The more
+    /// attempts have [failed in a row](Line::failures), the longer the connector pauses before the next.
     fn connect(&self, line: Arc<Line<S>>, loss: Loss);
+
+    /// What it is doing at the moment, for `show`.
+    fn describe(&self) -> Vec<Fact> {
+        Vec::new()
+    }
 }
 
 /// Between one node and its connector.
@@ -67,6 +74,7 @@ pub struct Line<S> {
     brought: Mutex<Option<Connected<S>>>,
     has_brought: AtomicBool,
     closed: AtomicBool,
+    failures: AtomicU32,
     nudge: Nudge,
 }
 
@@ -83,6 +91,7 @@ impl<S> Line<S> {
             brought: Mutex::default(),
             has_brought: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            failures: AtomicU32::new(0),
             nudge,
         }
     }
@@ -110,6 +119,23 @@ impl<S> Line<S> {
     /// Whether nobody waits for a connection any more.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Acquire)
+    }
+
+    /// How many attempts failed since the last connection that was of use. A connection that was lost before it had been of
+    /// use is such an attempt: a server that accepts and hangs up is no better than one that refuses.
+    pub fn failures(&self) -> u32 {
+        self.failures.load(Relaxed)
+    }
+
+    /// Counts an attempt that failed.
+    pub fn count_failure(&self) {
+        // Only the node and the one task that connects for it count, one after the other.
+        self.failures.store(self.failures().saturating_add(1), Relaxed);
+    }
+
+    /// A connection was of use: the next attempt is made at once.
+    pub(super) fn forget_failures(&self) {
+        self.failures.store(0, Relaxed);
     }
 
     /// What was brought, if anything was: one load when nothing was.

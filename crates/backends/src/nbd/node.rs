@@ -27,6 +27,8 @@ const LOOK_NS_MIN: u64 = 1_000_000;
 const LOOK_NS_MAX: u64 = 250_000_000;
 /// A server that answers others but not this request is given up after so many times the timeout.
 const FORGOTTEN: u64 = 4;
+/// A connection that lasted for less counts as an attempt that failed, whatever it served.
+const OF_USE_NS: u64 = 1_000_000_000;
 /// How long a farewell may take to be sent.
 const GOODBYE_NS: u64 = 1_000_000_000;
 
@@ -228,9 +230,22 @@ impl<S: Send + 'static> NbdNode<S> {
             return self.let_go(cx);
         }
         self.shared.counts.lost.fetch_add(1, Relaxed);
+        if self.was_of_use(cx.now()) {
+            self.line.forget_failures();
+        } else {
+            self.line.count_failure();
+        }
         self.let_go(cx);
         (self.down_since, self.asked) = (Some(cx.now()), true);
         self.connector.connect(self.line.clone(), loss);
+    }
+
+    /// Whether the connection lasted for a while and served what was asked of it, so that losing it is no reason to wait with
+    /// the next attempt.
+    fn was_of_use(&self, now: Nanos) -> bool {
+        let Link::Up(connection) = &self.link else { return false };
+        let was_asked = || self.flights.iter().flatten().any(|flight| flight.state != State::Waiting);
+        now.since(connection.since) >= OF_USE_NS && (connection.heard || !was_asked())
     }
 
     /// Have the ring close the connection.
@@ -296,6 +311,7 @@ impl<S: Send + 'static> NbdNode<S> {
     fn adopt<R: Sockets<Stream = S>>(&mut self, connected: Connected<S>, cx: &mut Cx<'_, R>) {
         let Connected { stream, session } = connected;
         let Ok(socket) = cx.ring.add_socket(stream, cx.socket_owner()) else {
+            self.line.count_failure();
             return self.connector.connect(self.line.clone(), Loss::New);
         };
         self.allocation = session.base_allocation.is_some();

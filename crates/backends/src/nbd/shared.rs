@@ -328,7 +328,7 @@ impl<S: Send> Backend for Nbd<S> {
         let replies = ["simple", "structured", "extended"][counts.structured.load(Relaxed).min(2) as usize];
         let timeout = patience.timeout.map_or("never".to_owned(), |time| format!("{time:?}"));
         let BlockSizes { minimum, preferred, maximum } = block_sizes;
-        vec![
+        let mut facts = vec![
             ("backend", "nbd".to_owned()),
             ("server", self.spec.uri.clone()),
             ("size", size.to_string()),
@@ -342,6 +342,8 @@ impl<S: Send> Backend for Nbd<S> {
             ("requests replayed", counts.replayed.load(Relaxed).to_string()),
             ("timeout", timeout),
             ("reconnect", format!("{:?}", patience.reconnect)),
-        ]
+        ];
+        facts.extend(self.connector.describe());
+        facts
     }
 }

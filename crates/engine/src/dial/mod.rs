@@ -6,12 +6,15 @@
 //!
 //! *Invariant:* what is brought to a node is an export that is no smaller than the device and can do no less.
 
+mod attempts;
 mod connect;
 mod tls;
 
 pub(crate) use connect::DialError;
 
 use crate::spec::{Bytes, NbdSpec};
+use attempts::Attempts;
+use backends::Fact;
 use backends::nbd::{Connected, Connector, Export, Line, Loss, Nbd, Patience};
 use connect::Target;
 use proto::nbd::{Command, Request, wire};
@@ -21,10 +24,8 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::runtime::{Builder, Handle};
+use tracing::Level;
 
-/// How long the first pause between two attempts is; each later one is twice as long, up to the last.
-const PAUSE_MIN: Duration = Duration::from_millis(10);
-const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How long an attempt may take, from the first packet to the end of the handshake.
 const ATTEMPT: Duration = Duration::from_secs(10);
 
@@ -70,7 +71,7 @@ impl Remote {
         // Whoever waits below does so until this has ended.
         handle.spawn(async move { _ = done.send(attempt(&first).await) });
         let connected = is_done.recv().map_err(|why| target.failed(io::Error::other(why)))??;
-        let dialer = Arc::new(Dialer { target: target.clone(), handle, export: OnceLock::new() });
+        let dialer = Arc::new(Dialer::new(target.clone(), handle));
         let nbd = Nbd::new(described(spec), connected, dialer.clone()).map_err(|why| target.refused(why))?;
         // Nodes ask for connections only from here on.
         let _ = dialer.export.set(*nbd.export());
@@ -90,7 +91,7 @@ impl Remote {
         tracing::warn!(%away, "a path is not there yet");
         let target = Arc::new(Target::new(spec)?);
         let handle = runtime().map_err(|why| target.failed(why))?;
-        let dialer = Arc::new(Dialer { target: target.clone(), handle, export: OnceLock::new() });
+        let dialer = Arc::new(Dialer::new(target.clone(), handle));
         let export = match assumed.like {
             Some(export) => Export { size: assumed.size.0, read_only: export.read_only || spec.ro, ..export },
             None => Export::assumed(assumed.size, spec.ro),
@@ -133,13 +134,25 @@ struct Dialer {
     handle: Handle,
     /// What connections must lead to. Set before any is asked for.
     export: OnceLock<Export>,
+    attempts: Arc<Attempts>,
+}
+
+impl Dialer {
+    fn new(target: Arc<Target>, handle: Handle) -> Dialer {
+        let attempts = Attempts::new(target.name());
+        Dialer { target, handle, export: OnceLock::new(), attempts: Arc::new(attempts) }
+    }
 }
 
 impl Connector<OwnedFd> for Dialer {
     fn connect(&self, line: Arc<Line<OwnedFd>>, loss: Loss) {
         if let Some(&export) = self.export.get() {
-            self.handle.spawn(bring(self.target.clone(), export, line, loss));
+            self.handle.spawn(bring(self.target.clone(), export, line, loss, self.attempts.clone()));
         }
+    }
+
+    fn describe(&self) -> Vec<Fact> {
+        vec![("connecting", self.attempts.describe())]
     }
 }
 
@@ -150,14 +163,28 @@ async fn attempt(target: &Arc<Target>) -> Result<Connected<OwnedFd>, DialError> 
     }
 }
 
-/// Connect until that works, and bring the connection.
-async fn bring(target: Arc<Target>, export: Export, line: Arc<Line<OwnedFd>>, loss: Loss) {
+/// Connect until that works, and bring the connection. Pauses before each attempt as the failures before it demand, which the
+/// line remembers from one loss to the next.
+async fn bring(
+    target: Arc<Target>,
+    export: Export,
+    line: Arc<Line<OwnedFd>>,
+    loss: Loss,
+    attempts: Arc<Attempts>,
+) {
+    let mut next = attempts.begin();
     if loss != Loss::New {
-        tracing::warn!(server = target.name(), %loss, "a connection was lost");
+        next.failed(&loss.to_string());
+        if attempts.may_log() {
+            tracing::warn!(server = target.name(), %loss, "a connection was lost");
+        }
     }
-    let mut pause = PAUSE_MIN;
     let mut said = String::new();
     while !line.is_closed() {
+        next.pause(line.failures()).await;
+        if line.is_closed() {
+            return;
+        }
         let connected =
             attempt(&target).await.and_then(|connected| match export.admits(&connected.session) {
                 Ok(()) => Ok(connected),
@@ -169,21 +196,23 @@ async fn bring(target: Arc<Target>, export: Export, line: Arc<Line<OwnedFd>>, lo
         match connected {
             Ok(connected) => {
                 match line.bring(connected) {
-                    Ok(()) if loss != Loss::New => tracing::info!(server = target.name(), "connected again"),
+                    Ok(()) if loss != Loss::New && tracing::enabled!(Level::INFO) && attempts.may_log() => {
+                        tracing::info!(server = target.name(), "connected again");
+                    }
                     Ok(()) => {}
                     Err(connected) => say_goodbye(connected),
                 }
                 return;
             }
             Err(error) => {
+                line.count_failure();
                 let text = error.to_string();
-                if text != said {
+                next.failed(&text);
+                if text != said && attempts.may_log() {
                     tracing::warn!(%error, "no connection yet");
                     said = text;
                 }
             }
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(PAUSE_MAX);
     }
 }

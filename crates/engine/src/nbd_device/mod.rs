@@ -25,6 +25,7 @@ use crate::control::{BoxFuture, ExportInfo};
 use crate::device::Device;
 use crate::host::{Export, Host, HostError};
 use crate::nbd::{adoption, info_of};
+use crate::pace::{LogLimit, pause_after};
 use crate::spec::{Bytes, NbdDeviceSpec, format_time};
 use driver::{Connect, Driver, Facts, Kernel, Reconfigure};
 use proto::nbd::{ExportId, Session, Style};
@@ -35,7 +36,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, Notify};
 
 /// The most connections of one device, as `--nbd-device` has it.
@@ -510,11 +511,26 @@ impl Drop for Gone {
     }
 }
 
-/// Mends a device whose connections the kernel gave up, as long as there is one.
+/// A connection that the kernel gives up sooner counts as one that was never of use: the next pause is longer.
+const OF_USE: Duration = Duration::from_secs(1);
+
+/// Mends a device whose connections the kernel gave up, as long as there is one. The more often it gives them up at once, the
+/// less often it gets new ones; and one that could not be mended is tried again.
 async fn reconnect(attached: Weak<Attached>) {
+    let (log, mut failures, mut mended_at, mut again) = (LogLimit::default(), 0u32, None::<Instant>, false);
     loop {
+        let Some(gone) = attached.upgrade() else { return };
+        if !again {
+            gone.gone.notified().await;
+        }
+        failures = match mended_at {
+            _ if again => failures.saturating_add(1),
+            Some(at) if at.elapsed() < OF_USE => failures.saturating_add(1),
+            _ => 0,
+        };
+        drop(gone);
+        tokio::time::sleep(pause_after(failures)).await;
         let Some(attached) = attached.upgrade() else { return };
-        attached.gone.notified().await;
         if attached.closing.load(Relaxed) {
             // It may be refused: then there is something to mend after all.
             drop(attached.changing.lock().await);
@@ -523,14 +539,28 @@ async fn reconnect(attached: Weak<Attached>) {
             }
         }
         let (name, path) = (attached.device.name().to_string(), attached.path());
+        let may_log = || {
+            let (name, path) = (name.clone(), path.clone());
+            log.admits(move |suppressed| {
+                tracing::warn!(%name, %path, suppressed, "connections of the kernel come and go; lines about that were suppressed");
+            })
+        };
+        again = false;
         match attached.mend().await {
             Ok(0) => {
                 tracing::warn!(%name, %path, "the kernel's device was detached by somebody else");
                 return;
             }
-            Ok(alive) => tracing::info!(%name, %path, alive, "a connection was mended"),
-            Err(error) => tracing::warn!(%name, %path, %error, "a connection could not be mended"),
+            Ok(alive) if may_log() => tracing::info!(%name, %path, alive, "a connection was mended"),
+            Ok(_) => {}
+            Err(error) => {
+                again = true;
+                if may_log() {
+                    tracing::warn!(%name, %path, %error, "a connection could not be mended");
+                }
+            }
         }
+        mended_at = Some(Instant::now());
     }
 }
 

@@ -180,6 +180,25 @@ async fn a_connection_that_the_kernel_gives_up_is_mended() {
 }
 
 #[tokio::test]
+async fn connections_that_the_kernel_gives_up_at_once_are_mended_less_and_less_often() {
+    let (host, model) = (host(), Arc::new(Model::new(1)));
+    let disk = device(&host, "disk", "ram:1M");
+    export(&host, &model, &disk, "0,connections=2").await.unwrap();
+    let (start, mut mended) = (std::time::Instant::now(), 0);
+    while start.elapsed() < Duration::from_secs(2) {
+        if model.alive(0) == 2 {
+            model.give_up(0, 0);
+            mended += 1;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // At once, then after 10 ms, 20 ms and so on, or half of that: ten times in two seconds at most, and once for luck.
+    assert!((3..=11).contains(&mended), "mended {mended} times");
+    until(|| model.alive(0) == 2).await;
+    host.shut_down().await.unwrap();
+}
+
+#[tokio::test]
 async fn what_somebody_else_detached_stays_detached() {
     let (host, model) = (host(), Arc::new(Model::new(1)));
     let disk = device(&host, "disk", "ram:1M");
