@@ -253,17 +253,19 @@ pub(crate) struct ServeArgs {
     /// The name NBD clients ask for [default: the device's]
     #[arg(long, value_name = "NAME", help_heading = "Exports")]
     pub(crate) nbd_name: Option<String>,
-    /// TLS for NBD: off, on (clients may use it) or require [default: on with --tls-certificates]
+    /// TLS for NBD: off, require, or on (clients in plaintext are served, too) [default: require with
+    /// --tls-certificates, else off]
     #[arg(long, value_name = "MODE", help_heading = "Exports")]
     pub(crate) tls: Option<String>,
-    /// The directory of server-cert.pem, server-key.pem and ca-cert.pem
+    /// The directory of server-cert.pem, server-key.pem and ca-cert.pem; implies --tls require. The key must be readable
+    /// by its owner only (root's key by its group, too)
     #[arg(long, value_name = "DIR", help_heading = "Exports")]
     pub(crate) tls_certificates: Option<PathBuf>,
     /// Attach it to the kernel's nbd driver as /dev/nbdN; needs CAP_SYS_ADMIN
     #[arg(long, value_name = "N,KEY=VALUE...", help_heading = "Exports")]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "")]
     pub(crate) nbd_device: Vec<String>,
-    /// Let in only clients whose certificate ca-cert.pem signed
+    /// Let in only clients whose certificate ca-cert.pem signed; implies --tls require
     #[arg(long, help_heading = "Exports")]
     pub(crate) tls_verify_peer: bool,
     /// Show it as a file: mount it on FILE, which is empty or not there yet

@@ -120,6 +120,8 @@ fn exports(
     }
     if exports.is_empty() {
         exports.push(export(ExportKind::Default(options)));
+    } else if args.nbd.is_empty() && options.tls != TlsSpec::default() {
+        return Err(Failure::usage(what, device, "TLS is for NBD, and there is no --nbd (add one)"));
     }
     Ok(exports)
 }

@@ -23,6 +23,7 @@ mod pace;
 mod partitions;
 pub mod path_status;
 pub mod paths;
+mod private_key;
 mod reactor;
 pub mod replay;
 pub mod rundir;

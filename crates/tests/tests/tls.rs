@@ -8,6 +8,7 @@ use blockyard_tests::raw::{Raw, go_data, option_error};
 use blockyard_tests::server::{Sandbox, Server};
 use blockyard_tests::tools::{Outcome, command, missing, missing_libnbd, python, run};
 use proto::nbd::client::{Failure, TlsWish, Wish};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 const STARTTLS: u32 = 5;
@@ -82,16 +83,87 @@ fn offered_tls_may_be_used() {
     }
     let sandbox = Sandbox::default();
     let folder = certificates(&sandbox, "pki");
-    // Certificates alone say as much.
-    for more in [&["--tls", "on"][..], &[]] {
-        let server = serve(&sandbox, &folder, more);
+    let server = serve(&sandbox, &folder, &["--tls", "on"]);
+    for number in 0..2 {
+        let uri = server.uri_of(number);
+        assert!(!uri.starts_with("nbds"), "{uri}");
+        assert_eq!(size_over_tls(uri, &folder).ok().trim(), "16777216");
+        assert_eq!(size_in_the_clear(uri).ok().trim(), "16777216");
+    }
+}
+
+#[test]
+fn options_of_tls_let_no_client_in_that_does_without() {
+    if missing(&["openssl", "nbdinfo"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let folder = certificates(&sandbox, "pki");
+    let nobody = authority_only(&sandbox, &folder);
+    // Certificates alone imply TLS for every client; with --tls-verify-peer a client also needs a certificate.
+    for (more, anonymous) in [(&[][..], true), (&["--tls-verify-peer"], false)] {
+        let mut server = serve(&sandbox, &folder, more);
         for number in 0..2 {
             let uri = server.uri_of(number);
-            assert!(!uri.starts_with("nbds"), "{uri}");
+            assert!(uri.starts_with("nbds"), "{uri}");
+            size_in_the_clear(uri).failed();
             assert_eq!(size_over_tls(uri, &folder).ok().trim(), "16777216");
-            assert_eq!(size_in_the_clear(uri).ok().trim(), "16777216");
+            let outcome = size_over_tls(uri, &nobody);
+            if anonymous { drop(outcome.ok()) } else { drop(outcome.failed()) }
         }
+        server.terminate();
     }
+    let topology = format!(
+        "[device.disk]\nstack = \"ram:16M\"\n[[export]]\ndevice = \"disk\"\nnbd = \"tcp:127.0.0.1:0\"\n\
+         tls-certificates = \"{}\"\ntls-verify-peer = true\n",
+        folder.display()
+    );
+    let server = sandbox.up(&topology, 1);
+    size_in_the_clear(server.uri()).failed();
+    size_over_tls(server.uri(), &nobody).failed();
+    assert_eq!(size_over_tls(server.uri(), &folder).ok().trim(), "16777216");
+}
+
+#[test]
+fn options_that_contradict_each_other_are_refused() {
+    let sandbox = Sandbox::default();
+    let serve = |more: &[&str]| {
+        let base = ["serve", "ram:1M", "--name", "disk", "--tls-certificates", "pki"];
+        sandbox.run(&[&base[..], more].concat()).failed_with(2)
+    };
+    let nbd = ["--nbd", "tcp:127.0.0.1:0"];
+    for mode in ["on", "off"] {
+        let stderr = serve(&[&nbd[..], &["--tls", mode, "--tls-verify-peer"]].concat());
+        assert!(stderr.contains("would let clients in that show no certificate"), "{stderr}");
+    }
+    let stderr = serve(&[&nbd[..], &["--tls", "off"]].concat());
+    assert!(stderr.contains("tls-certificates is given, and TLS is off"), "{stderr}");
+    let stderr = serve(&["--fuse", "file"]);
+    assert!(stderr.contains("TLS is for NBD, and there is no --nbd"), "{stderr}");
+}
+
+#[test]
+fn a_private_key_that_others_can_read_is_refused() {
+    if missing(&["openssl"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let folder = certificates(&sandbox, "pki");
+    let key = folder.join("server-key.pem");
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let topology = "[device.disk]\nstack = \"ram:1M\"\n[[export]]\ndevice = \"disk\"\nnbd = \"tcp:127.0.0.1:0\"\n\
+                    tls-certificates = \"pki\"\n";
+    let topology = sandbox.text("t.toml", topology);
+    let serve =
+        ["serve", "ram:1M", "--name", "disk", "--nbd", "tcp:127.0.0.1:0", "--tls-certificates", "pki"];
+    for arguments in [&serve[..], &["check", &topology.to_string_lossy()]] {
+        let outcome = sandbox.run(arguments);
+        let said = outcome.failed();
+        assert!(said.contains("server-key.pem: every user has access to this private key"), "{said}");
+        assert!(said.contains("0644 (chmod 600 it"), "{said}");
+    }
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).unwrap();
+    sandbox.run(&["check", &topology.to_string_lossy()]).ok();
 }
 
 #[test]

@@ -13,7 +13,7 @@ use tokio::net::UnixStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
 
 /// Bytes that are decrypted and encrypted at a time.
@@ -34,6 +34,14 @@ pub enum TlsError {
     #[error("{}: {why} (expected PEM; see tls-certificates)", path.display())]
     File {
         /// Which.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// A private key is missing, is none, or is readable by others.
+    #[error("{}: {why}", path.display())]
+    Key {
+        /// Its file.
         path: PathBuf,
         /// What is wrong.
         why: String,
@@ -92,8 +100,8 @@ impl Tls {
         let config = if own.exists() {
             let key = directory.join("client-key.pem");
             let chain = certificates(&own)?;
-            let key = PrivateKeyDer::from_pem_file(&key)
-                .map_err(|why| TlsError::File { path: key.clone(), why: why.to_string() })?;
+            let key =
+                crate::private_key::read(&key).map_err(|why| TlsError::Key { path: key.clone(), why })?;
             builder.with_client_auth_cert(chain, key)?
         } else {
             builder.with_no_client_auth()

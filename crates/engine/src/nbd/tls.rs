@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig, crypto};
 use tokio_rustls::server::TlsStream;
@@ -19,6 +19,14 @@ pub enum TlsError {
     #[error("{}: {why} (expected PEM; see tls-certificates)", path.display())]
     File {
         /// Which.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// A private key is missing, is none, or is readable by others.
+    #[error("{}: {why}", path.display())]
+    Key {
+        /// Its file.
         path: PathBuf,
         /// What is wrong.
         why: String,
@@ -43,7 +51,8 @@ impl Tls {
         let Some((certificate, key_file, client_ca)) = spec.files() else { return Ok(None) };
         let bad = |path: &Path, why: String| TlsError::File { path: path.to_owned(), why };
         let chain = certificates(&certificate)?;
-        let key = PrivateKeyDer::from_pem_file(&key_file).map_err(|e| bad(&key_file, e.to_string()))?;
+        let key = crate::private_key::read(&key_file)
+            .map_err(|why| TlsError::Key { path: key_file.clone(), why })?;
         let provider = Arc::new(crypto::ring::default_provider());
         let builder =
             ServerConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions()?;

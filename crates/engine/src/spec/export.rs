@@ -127,9 +127,9 @@ pub enum TlsMode {
     /// Never offered.
     #[default]
     Off,
-    /// Offered; a client may go without.
+    /// Offered; a client in plaintext is served as well.
     On,
-    /// A client that does not start TLS gets nothing.
+    /// A client that does not start TLS is refused.
     Require,
 }
 
@@ -169,25 +169,32 @@ pub struct TlsSpec {
 }
 
 impl TlsSpec {
-    /// Checks that what is given fits together.
+    /// Checks that the options agree. Certificates and `verify_peer` make sense with TLS only, so without a `mode` they
+    /// mean [`TlsMode::Require`]: no client in plaintext gets past them.
     ///
     /// # Errors
-    /// TLS without certificates, or certificates without TLS.
+    /// TLS without certificates; certificates with TLS off; or clients to be verified, of which a `mode` of
+    /// [`TlsMode::On`] would let those in plaintext in unverified.
     pub fn new(
         mode: Option<TlsMode>,
         certificates: Option<PathBuf>,
         verify_peer: bool,
     ) -> Result<TlsSpec, SpecError> {
-        // Certificates alone mean that they shall be used.
-        let mode = mode.unwrap_or(if certificates.is_some() { TlsMode::On } else { TlsMode::Off });
+        let implied = if certificates.is_some() || verify_peer { TlsMode::Require } else { TlsMode::Off };
+        let mode = mode.unwrap_or(implied);
         match (mode, &certificates) {
             (TlsMode::On | TlsMode::Require, None) => Err(SpecError::new(
                 format!("TLS is {mode}, and there are no certificates"),
                 "name the directory of server-cert.pem and server-key.pem with tls-certificates",
             )),
-            (TlsMode::Off, _) if verify_peer => {
-                Err(SpecError::new("clients are to be verified, and TLS is off", "use --tls require"))
-            }
+            (TlsMode::Off | TlsMode::On, _) if verify_peer => Err(SpecError::new(
+                format!("tls-verify-peer with tls {mode} would let clients in that show no certificate"),
+                "use tls require, which tls-verify-peer implies, or leave out tls-verify-peer",
+            )),
+            (TlsMode::Off, Some(_)) => Err(SpecError::new(
+                "tls-certificates is given, and TLS is off",
+                "leave out tls-certificates, or use tls require or on",
+            )),
             _ => Ok(TlsSpec { mode, certificates, verify_peer }),
         }
     }

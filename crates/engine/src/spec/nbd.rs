@@ -35,6 +35,10 @@ impl NbdSpec {
         if uri.user.is_some() {
             return Err(SpecError::new("a user is for keys that both sides know", "leave it out of the URI"));
         }
+        if let Some((name, _)) = uri.params.iter().find(|(name, _)| name.starts_with("tls-") && !uri.tls) {
+            let why = format!("{name} needs TLS, and the URI's scheme has none");
+            return Err(SpecError::new(why, "write nbds: or nbds+unix:, or leave it out"));
+        }
         let time = |text: Option<String>| text.map(|text| parse_time(&text)).transpose();
         let timeout = time(options.text("timeout")?)?.unwrap_or(NBD_TIMEOUT_DEFAULT);
         Ok(NbdSpec {

@@ -155,13 +155,19 @@ fn nbd_addresses_are_read_and_written_back() {
 fn tls_needs_certificates_and_certificates_mean_tls() {
     let certificates = || Some(PathBuf::from("/pki"));
     assert_eq!(TlsSpec::new(None, None, false).unwrap(), TlsSpec::default());
-    assert_eq!(TlsSpec::new(None, certificates(), false).unwrap().mode, TlsMode::On);
+    assert_eq!(TlsSpec::new(None, certificates(), false).unwrap().mode, TlsMode::Require);
+    assert_eq!(TlsSpec::new(None, certificates(), true).unwrap().mode, TlsMode::Require);
+    assert_eq!(TlsSpec::new(Some(TlsMode::On), certificates(), false).unwrap().mode, TlsMode::On);
+    for mode in [TlsMode::On, TlsMode::Off] {
+        let why = TlsSpec::new(Some(mode), certificates(), true).unwrap_err().to_string();
+        assert!(why.contains("tls-verify-peer") && why.contains("use tls require"), "{why}");
+    }
     assert!(TlsSpec::new(Some(TlsMode::Require), None, false).is_err());
     assert!(TlsSpec::new(None, None, true).is_err());
     let files = TlsSpec::new(Some(TlsMode::Require), certificates(), true).unwrap().files().unwrap();
     assert_eq!(files.1, Path::new("/pki/server-key.pem"));
     assert_eq!(files.2.as_deref(), Some(Path::new("/pki/ca-cert.pem")));
-    assert!(TlsSpec::new(Some(TlsMode::Off), certificates(), false).unwrap().files().is_none());
+    assert!(TlsSpec::new(Some(TlsMode::Off), certificates(), false).is_err());
 }
 
 #[test]
@@ -279,6 +285,8 @@ fn an_export_of_a_server_has_times() {
     let StackSpec::Nbd(nbd) = stack("nbd:nbds://h/a,timeout=0,reconnect=5ms,ro").unwrap() else { panic!() };
     assert_eq!((nbd.timeout, nbd.reconnect, nbd.ro), (None, Duration::from_millis(5), true));
     assert!(nbd.uri.tls);
+    let plain = stack("nbd:nbd://h/a?tls-certificates=/pki").unwrap_err().to_string();
+    assert!(plain.contains("tls-certificates needs TLS") && plain.contains("write nbds:"), "{plain}");
     let rooted = stack("nbd:nbd+unix:///a?socket=s.sock").unwrap().rooted(Path::new("/etc/yard"));
     assert_eq!(rooted.to_string(), "nbd:nbd+unix:///a?socket=/etc/yard/s.sock");
     assert_eq!(rooted.derived_name().as_str(), "a");

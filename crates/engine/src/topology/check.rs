@@ -210,9 +210,14 @@ fn check_export(export: &ExportSpec) -> Vec<Problem> {
     }
     let files = export.nbd_options().and_then(|options| options.tls.files());
     let Some((chain, key, authority)) = files else { return problems };
-    for file in [Some(chain), Some(key), authority].into_iter().flatten() {
+    for file in [Some(chain), Some(key.clone()), authority].into_iter().flatten() {
         if let Err(why) = access(&file, Access::READ_OK) {
             let why = format!("{}: {}", file.display(), std::io::Error::from(why));
+            problems.push(Problem::new(export.line, "export.tls-certificates", why));
+        } else if file == key
+            && let Err(why) = crate::private_key::check(&file)
+        {
+            let why = format!("{}: {why}", file.display());
             problems.push(Problem::new(export.line, "export.tls-certificates", why));
         }
     }

@@ -270,6 +270,10 @@ impl Reader<'_> {
             let why = "it is shown in two ways (write an [[export]] for each)";
             self.problems.push(Problem::new(line, path, why));
         }
+        if ways[1..].contains(&true) && options.tls != TlsSpec::default() {
+            let why = "TLS is for NBD, and this export is another (leave it out)";
+            self.problems.push(Problem::new(line, join(path, "tls"), why));
+        }
         let fuse = fuse.map(|spec| ExportKind::Fuse(spec.rooted(self.base)));
         let other = fuse
             .or(nbd_device.map(ExportKind::NbdDevice))
