@@ -125,7 +125,9 @@ impl Connection {
     /// Whether another request that moves `len` bytes may be taken in, when those that were may come to
     /// `held_max` with it. One always may.
     pub(super) fn has_room(&self, len: u64, held_max: u64) -> bool {
-        self.owed.replies == 0 || (self.owed.replies < UNANSWERED_MAX && self.owed.bytes + len <= held_max)
+        // A length that a client chose: the sum must not wrap.
+        let held = self.owed.bytes.saturating_add(len);
+        self.owed.replies == 0 || (self.owed.replies < UNANSWERED_MAX && held <= held_max)
     }
 
     /// Whether nothing of it is under way any more.
@@ -133,5 +135,38 @@ impl Connection {
         self.in_stack == 0
             && self.outbox.is_empty()
             && !matches!(self.receiving, Receiving::Stopping | Receiving::Filling)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto::nbd::{ExportId, ExportInfo, Style};
+    use ring::{Choice, KernelRing, RingConfig};
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_length_that_would_wrap_finds_no_room() {
+        let info = ExportInfo::new(1 << 20);
+        let session = Session {
+            export: ExportId(0),
+            name: String::new(),
+            size: info.size,
+            flags: info.transmission_flags(Style::Extended, false),
+            style: Style::Extended,
+            block_sizes: info.block_sizes,
+            block_sizes_agreed: false,
+            base_allocation: None,
+            tls: false,
+        };
+        let config = RingConfig { engine: Choice::Epoll, ..RingConfig::default() };
+        let mut ring = KernelRing::new(config).unwrap();
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let socket = ring.add_socket(ours.into(), 0).unwrap();
+        let mut connection = Connection::new(socket, QueueId(0), session);
+        assert!(connection.has_room(u64::MAX, HELD_MAX), "one request is always let in, to be refused");
+        connection.owed.add(Owed { replies: 1, bytes: 4096 });
+        assert!(connection.has_room(HELD_MAX - 4096, HELD_MAX));
+        assert!(!connection.has_room(u64::MAX - 4095, HELD_MAX), "the sum wraps to 0");
     }
 }
