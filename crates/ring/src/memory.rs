@@ -2,8 +2,8 @@
 //!
 //! The arena cuts blocks of 512 bytes to 32 MiB, powers of two, from chunks of address space; a block is
 //! aligned to its size within its region, and a region to a page. Free blocks wait in a list for each size,
-//! last in first out, so what is handed out next is warm. Neighbours are joined when a size has run out and
-//! when [`Memory::trim`] is called, not before.
+//! last in first out, so what is handed out next is warm. Neighbours are joined when a size has run out, before a
+//! large block without memory behind it is handed out, and when [`Memory::trim`] is called, not before.
 //!
 //! Owned by a ring, on its thread. *Invariant:* a region's memory stays mapped while anything that names it
 //! may be under way; only foreign memory ever goes, and then by way of the grave.
@@ -143,7 +143,8 @@ impl Pool {
                     _ => kept.push(low),
                 }
             }
-            kept.reverse();
+            // Those with memory behind them are handed out first.
+            kept.sort_by_key(|block| (!block.clean, std::cmp::Reverse((block.region, block.offset))));
             self.filled &= !(1 << class);
             self.filled |= u32::from(!kept.is_empty()) << class;
             self.lists[class] = kept;
@@ -156,6 +157,8 @@ pub(crate) struct Memory {
     slots: Vec<Slot>,
     general: Pool,
     registered: Pool,
+    /// The region whose blocks are registered, or were. It is made once and kept.
+    registered_region: Option<Region>,
     left: u64,
     /// Foreign memory that was removed, and when: operations started up to then may still use it.
     grave: Vec<(u64, u16, Arc<dyn Any + Send + Sync>)>,
@@ -181,6 +184,7 @@ impl Memory {
             slots: Vec::new(),
             general: Pool::default(),
             registered: Pool::default(),
+            registered_region: None,
             left: max.next_multiple_of(CHUNK as u64),
             grave: Vec::new(),
             spare: Vec::new(),
@@ -289,10 +293,27 @@ impl Memory {
         }
         let class = class_of(len);
         let block = match self.registered.take(class).or_else(|| self.general.take(class)) {
+            Some(block) if block.clean && class >= TRIM_CLASS && self.general.loose => {
+                self.take_without_growing(class, block)
+            }
             Some(block) => block,
             None => self.take_slowly(class)?,
         };
         Some(Segment { offset: block.offset.into(), len, region: Region(block.region) })
+    }
+
+    /// A large block without memory behind it was found. Before the process grows by that much, free blocks that have some
+    /// are joined: one of those may do.
+    #[cold]
+    fn take_without_growing(&mut self, class: usize, clean: Block) -> Block {
+        let pool = match self.slots[usize::from(clean.region)].fixed {
+            Some(_) => &mut self.registered,
+            None => &mut self.general,
+        };
+        pool.push(class, clean);
+        self.general.join();
+        let again = self.registered.take(class).or_else(|| self.general.take(class));
+        again.expect("a block of that size was just put back")
     }
 
     #[cold]
@@ -327,10 +348,43 @@ impl Memory {
         pool.push(class, Block { region: segment.region.0, offset: segment.offset as u32, clean: false });
     }
 
-    /// Hand out pieces of this region, which the kernel knows by number, before others.
-    pub(crate) fn serve_registered(&mut self, region: Region) {
+    /// Hands out pieces of this mapping, which the kernel knows by `number`, before others.
+    ///
+    /// # Errors
+    /// There are too many regions.
+    pub(crate) fn serve_registered(&mut self, mapping: Mapping, number: u16) -> io::Result<()> {
+        let region = self.add_own(mapping, Some(number))?;
+        self.registered_region = Some(region);
         let class = class_of(REGISTERED as u32);
         self.registered.push(class, Block { region: region.0, offset: 0, clean: true });
+        Ok(())
+    }
+
+    /// Where the mapping lies that is, or was, registered; `None`: there never was one.
+    pub(crate) fn registered_base(&self) -> Option<NonNull<u8>> {
+        self.registered_region.map(|region| self.slots[usize::from(region.0)].base)
+    }
+
+    /// The kernel knows that mapping by `number` now, or by none. Pieces that are in use stay as they are and go back to
+    /// where they belong when they are freed: to the registered blocks, or to all others.
+    pub(crate) fn set_registered(&mut self, number: Option<u16>) {
+        let Some(region) = self.registered_region else { return };
+        self.slots[usize::from(region.0)].fixed = number;
+        let (from, into) = match number {
+            Some(_) => (&mut self.general, &mut self.registered),
+            None => (&mut self.registered, &mut self.general),
+        };
+        for class in 0..CLASSES {
+            let (moved, kept) = from.lists[class].drain(..).partition(|block| block.region == region.0);
+            from.lists[class] = kept;
+            if from.lists[class].is_empty() {
+                from.filled &= !(1 << class);
+            }
+            let moved: Vec<Block> = moved;
+            moved.into_iter().for_each(|block| into.push(class, block));
+        }
+        // What was registered is given back like other memory that is not used.
+        (into.loose, into.loose_large) = (true, true);
     }
 
     /// Whether a large block was freed since this was last asked.
@@ -346,8 +400,7 @@ impl Memory {
         for class in TRIM_CLASS..CLASSES {
             for block in self.general.lists[class].iter_mut().filter(|block| !block.clean) {
                 if let Backing::Own(mapping) = &self.slots[usize::from(block.region)].backing {
-                    mapping.discard(block.offset as usize, 1 << (BLOCK_SHIFT as usize + class));
-                    block.clean = true;
+                    block.clean = mapping.discard(block.offset as usize, 1 << (BLOCK_SHIFT as usize + class));
                 }
             }
         }

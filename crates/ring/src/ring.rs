@@ -200,15 +200,23 @@ impl KernelRing {
         self.core.memory.remove_foreign(region, started);
     }
 
-    /// Let [`allocate`](Ring::allocate) first hand out memory that the kernel knows by number, for direct
-    /// I/O: 2 MiB, once. Without effect on epoll.
+    /// Lets [`allocate`](Ring::allocate) first hand out memory that the kernel knows by number, for direct I/O: 2 MiB, pinned
+    /// until as many have called [`release_memory`](KernelRing::release_memory) as have called this. Without effect on
+    /// epoll.
     ///
     /// # Errors
-    /// The kernel refuses, commonly for RLIMIT_MEMLOCK; the ring works on as before.
+    /// The kernel refuses, commonly for RLIMIT_MEMLOCK; the ring works on as before, and there is nothing to release.
     pub fn register_memory(&mut self) -> io::Result<()> {
         match &mut *self.engine {
             Engine::Uring(uring) => uring.register_memory(&mut self.core),
             Engine::Epoll(_) => Ok(()),
+        }
+    }
+
+    /// Takes back one [`register_memory`](KernelRing::register_memory) that succeeded. The last one unpins the memory.
+    pub fn release_memory(&mut self) {
+        if let Engine::Uring(uring) = &mut *self.engine {
+            uring.release_memory(&mut self.core);
         }
     }
 

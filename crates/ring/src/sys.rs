@@ -151,11 +151,25 @@ impl Mapping {
         unsafe { libc::madvise(self.base.as_ptr().cast(), self.len, libc::MADV_NOHUGEPAGE) };
     }
 
-    /// Let go of the memory behind a range, both ends multiples of the page size. It reads as zeroes next.
-    pub(crate) fn discard(&self, offset: usize, len: usize) {
+    /// Gives the memory behind a range back to the system, both ends multiples of the page size. It reads as zeroes next.
+    /// Whether the system took it.
+    pub(crate) fn discard(&self, offset: usize, len: usize) -> bool {
         assert!(offset <= self.len && len <= self.len - offset);
+        // SAFETY: the range lies in our own mapping.
+        let start = unsafe { self.base.as_ptr().add(offset) }.cast();
         // SAFETY: the range lies in our own mapping, and nobody relies on its content.
-        unsafe { libc::madvise(self.base.as_ptr().add(offset).cast(), len, libc::MADV_DONTNEED) };
+        let advise = |advice| unsafe { libc::madvise(start, len, advice) == 0 };
+        // A process that serves the kernel locks its memory (mlockall), and of that MADV_DONTNEED refuses to let go.
+        // Before Linux 5.18 locked memory has to be unlocked for that.
+        advise(libc::MADV_DONTNEED_LOCKED) || advise(libc::MADV_DONTNEED) || {
+            // SAFETY: both change only whether the pages of our own mapping may be swapped out. Where it was not locked,
+            // and where it cannot be locked again, the memory works as before.
+            unsafe { libc::munlock(start, len) };
+            let is_gone = advise(libc::MADV_DONTNEED);
+            // SAFETY: as above.
+            unsafe { libc::mlock2(start, len, libc::MLOCK_ONFAULT as libc::c_uint) };
+            is_gone
+        }
     }
 }
 

@@ -455,6 +455,16 @@ impl Server {
         self.status_field("VmRSS") * 1024
     }
 
+    /// Memory of the process that is in RAM and not a file's, in bytes.
+    pub fn anonymous(&self) -> u64 {
+        self.status_field("RssAnon") * 1024
+    }
+
+    /// Memory that the kernel keeps in place for it, as registered with io_uring, in bytes.
+    pub fn pinned(&self) -> u64 {
+        self.status_field("VmPin") * 1024
+    }
+
     /// Its open file descriptors.
     pub fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).map_or(0, Iterator::count)

@@ -63,6 +63,8 @@ pub(crate) struct Mounted {
 pub(crate) struct Held {
     files: Vec<FileId>,
     regions: Vec<Region>,
+    /// How many of its files use the ring's registered memory.
+    registrations: u32,
     /// Wakes the queue, for what is brought to its nodes from other threads.
     nudge: Nudge,
 }
@@ -78,6 +80,7 @@ impl Held {
     pub(crate) fn release(self, ring: &mut KernelRing) {
         self.files.into_iter().for_each(|file| ring.remove_file(file));
         self.regions.into_iter().for_each(|region| ring.remove_region(region));
+        (0..self.registrations).for_each(|_| ring.release_memory());
     }
 }
 
@@ -453,7 +456,7 @@ impl Tree {
         nudge: Nudge,
     ) -> Result<Mounted, DeviceError> {
         let mut stack = Stack::default();
-        let mut held = Held { files: Vec::new(), regions: Vec::new(), nudge };
+        let mut held = Held { files: Vec::new(), regions: Vec::new(), registrations: 0, nudge };
         self.made_for(depth);
         if let Err(error) = self.mount_at(NodeId::TOP, ring, depth, &mut stack, &mut held) {
             held.release(ring);

@@ -114,10 +114,11 @@ impl Source {
             Source::File(file) => {
                 let id = ring.add_file(Arc::new(file.descriptor()?))?;
                 held.files.push(id);
-                if file.shared().facts().direct.is_some()
-                    && let Err(error) = ring.register_memory()
-                {
-                    tracing::info!(%error, "direct I/O goes without registered memory");
+                if file.shared().facts().direct.is_some() {
+                    match ring.register_memory() {
+                        Ok(()) => held.registrations += 1,
+                        Err(error) => tracing::info!(%error, "direct I/O goes without registered memory"),
+                    }
                 }
                 let mut node = file.node(id);
                 if let Some(again) = file.error_descriptor()? {

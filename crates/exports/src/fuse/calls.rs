@@ -128,7 +128,9 @@ impl Front {
             let Some(memory) = turn.ring.allocate((end - start) as u32) else {
                 return Step::End(libc::ENOMEM);
             };
-            pdu.memory = memory;
+            if let Some(channel) = self.channels[asked.index].as_mut() {
+                pdu.memory = channel.hold(memory);
+            }
             req.data = Data::One(memory);
         }
         Step::Submit(pdu, req)
@@ -136,7 +138,7 @@ impl Front {
 
     fn write(&mut self, asked: Asked, header: &Header, transfer: Transfer, turn: &mut Turn<'_>) -> Step {
         let Some(channel) = self.channels[asked.index].as_mut() else { return Step::Silence };
-        let (facts, size) = (&channel.shared.facts, channel.shared.size());
+        let (facts, size) = (channel.shared.facts, channel.shared.size());
         let block = u64::from(facts.block_len_min);
         if facts.read_only {
             return Step::End(libc::EROFS);
@@ -169,10 +171,11 @@ impl Front {
         let data = match (asked.via, &channel.entries) {
             (Via::Entry { entry, .. }, Some(entries)) => entries.payload(entry),
             _ => {
-                // The data stays where it was read; the next request is read elsewhere.
-                let Some(body) = channel.body.take() else { return Step::End(libc::EIO) };
-                memory = body;
-                body
+                let Some(held) = channel.hold_body(len as u32, turn.ring) else {
+                    return Step::End(libc::EIO);
+                };
+                memory = held;
+                held
             }
         };
         req.data = Data::One(data.slice(0, len as u32));
@@ -227,6 +230,9 @@ impl Front {
         }
         match turn.ring.allocate(EXTENTS_LEN) {
             Some(memory) => {
+                if let Some(channel) = self.channels[asked.index].as_mut() {
+                    channel.hold(memory);
+                }
                 let (pdu, req) = self.search(asked.index, &asked.pdu(Answer::Status), offset, hole, memory);
                 Step::Submit(pdu, req)
             }

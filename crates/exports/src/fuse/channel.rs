@@ -2,7 +2,7 @@
 
 use super::entries::{End, Entries};
 use super::parts::Waiting;
-use super::shared::{Shared, TRANSFER_MAX};
+use super::shared::{HELD_MAX, HELD_WHOLE_MAX, Shared, TRANSFER_MAX};
 use super::{Front, Lane, Pdu, Via};
 use crate::Turn;
 use block::{Segment, Tag};
@@ -20,6 +20,11 @@ const ANSWER_AT: u32 = 256;
 /// Requests taken in before those that ended are answered: few enough that the first does not wait long (4 KiB
 /// requests of a file in memory take a microsecond each), enough to share what a turn costs.
 const BATCH: usize = 16;
+
+/// What the ring sets aside for this memory: a power of two.
+fn room_of(memory: Segment) -> u64 {
+    u64::from(memory.len).next_power_of_two()
+}
 
 /// Whether the ring tells us of the next request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,6 +51,8 @@ pub(super) struct Channel {
     /// It takes in nothing more.
     pub(super) is_over: bool,
     pub(super) in_stack: u32,
+    /// Bytes of memory that requests hold; without what came through io_uring, which has memory of its own.
+    held: u64,
     /// The kernel has entries of it that nobody waits for any more.
     pub(super) is_given_up: bool,
     /// Where requests come through io_uring.
@@ -64,6 +71,8 @@ enum Came {
     Request(usize),
     /// Nothing at present.
     Nothing,
+    /// Those that came before hold all the memory there is for them.
+    Full,
     /// The mount is gone.
     Unmounted,
 }
@@ -87,6 +96,7 @@ impl Channel {
             is_hot: true,
             is_over: false,
             in_stack: 0,
+            held: 0,
             is_given_up: false,
             entries: None,
             waiting: VecDeque::new(),
@@ -152,11 +162,51 @@ impl Channel {
         }
     }
 
+    /// A request holds this memory until it is [taken back](Channel::take_back).
+    #[inline]
+    pub(super) fn hold(&mut self, memory: Segment) -> Segment {
+        self.held += room_of(memory);
+        memory
+    }
+
+    /// Gives a write the memory in which its `len` bytes lie. `None`: they were not read from the descriptor.
+    #[inline]
+    pub(super) fn hold_body(&mut self, len: u32, ring: &mut KernelRing) -> Option<Segment> {
+        let body = self.body?;
+        if self.held >= HELD_WHOLE_MAX
+            && len <= TRANSFER_MAX / 2
+            && let Some(fitting) = ring.allocate(len)
+        {
+            ring.copy(body.slice(0, len), fitting);
+            return Some(self.hold(fitting));
+        }
+        // The data stays where it was read; the next request is read elsewhere.
+        self.body = None;
+        Some(self.hold(body))
+    }
+
+    /// Memory of a request is free.
+    pub(super) fn take_back(&mut self, memory: Segment, ring: &mut KernelRing) {
+        if memory.len == 0 {
+            return;
+        }
+        self.held -= room_of(memory);
+        match self.body {
+            // The next request is read where this one was: that memory is warm.
+            None if memory.len == TRANSFER_MAX => self.body = Some(memory),
+            _ => ring.free(memory),
+        }
+    }
+
     /// Read one request, if there is one.
     fn take(&mut self, ring: &mut KernelRing) -> Came {
+        if self.held + u64::from(TRANSFER_MAX) > HELD_MAX {
+            // It might be as large as that. The ends of others bring us back.
+            return Came::Full;
+        }
         let Some(body) = self.body.or_else(|| ring.allocate(TRANSFER_MAX)) else {
             // Requests in the stack hold all there is; their ends bring us back.
-            return Came::Nothing;
+            return Came::Full;
         };
         self.body = Some(body);
         let into = [self.head.slice(0, HEAD_LEN as u32), body];
@@ -222,10 +272,14 @@ impl Front {
                 Came::Nothing => {
                     // While what was taken is answered, more may come: look once more before asking to be told.
                     channel.is_hot = taken > 0;
-                    if taken == 0 && channel.body.is_some() {
+                    if taken == 0 {
                         channel.watch = Watch::Yes;
                         turn.ring.watch(channel.token, channel.file);
                     }
+                    return;
+                }
+                Came::Full => {
+                    channel.is_hot = false;
                     return;
                 }
                 Came::Unmounted => {

@@ -25,7 +25,7 @@ use channel::{Channel, Watch};
 use parts::Part;
 use queue::{Done, QueueId, Ring, Strips};
 use ring::{Event, Token};
-pub use shared::{FileFacts, Shared, TRANSFER_MAX};
+pub use shared::{FileFacts, HELD_MAX, Shared, TRANSFER_MAX};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 

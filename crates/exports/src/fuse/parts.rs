@@ -121,8 +121,7 @@ impl Channel {
         };
         self.part_room = Some(room);
         let memory = match pdu.via {
-            // The next request is read elsewhere.
-            Via::Device => self.body.take().ok_or(libc::EIO)?,
+            Via::Device => self.hold_body(len, ring).ok_or(libc::EIO)?,
             Via::Entry { .. } => Segment::EMPTY,
         };
         let alone = Strips::of(part.start, part.whole().into());
@@ -141,16 +140,6 @@ impl Channel {
         };
         ring.copy(data.slice(0, part.len), room.slice(part.skip, part.len));
         self.take_back(std::mem::replace(&mut pdu.memory, room), ring);
-    }
-
-    /// Memory of a request is free.
-    pub(super) fn take_back(&mut self, memory: Segment, ring: &mut KernelRing) {
-        match self.body {
-            _ if memory.len == 0 => {}
-            // The next request is read where this one was: that memory is warm.
-            None if memory.len == TRANSFER_MAX => self.body = Some(memory),
-            _ => ring.free(memory),
-        }
     }
 
     /// An edge has been read: the other, or the write itself. `None`: the device has become shorter.

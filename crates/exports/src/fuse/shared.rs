@@ -11,6 +11,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// The most that one request of the kernel moves: its own limit, unless an administrator has raised that.
 pub const TRANSFER_MAX: u32 = 1 << 20;
 
+/// Memory that a channel's requests may hold together, in bytes. Besides, it has memory for the largest request that the next
+/// one is read into, so a mount holds 1 MiB more than this on each thread at most. Five requests of the largest size keep a
+/// disk busy; what exceeds them waits in the kernel, where it takes no memory of ours.
+pub const HELD_MAX: u64 = 5 << 20;
+/// Of that, what writes may hold that keep all of the memory they were read into, which has room for the largest: data of
+/// later ones is copied to where it just fits, if that is at most half as much.
+pub(super) const HELD_WHOLE_MAX: u64 = 3 << 20;
+
 /// What the control plane knows of a device that is shown as a file.
 #[derive(Clone, Copy, Debug)]
 pub struct FileFacts {

@@ -66,6 +66,37 @@ fn trimming_gives_large_blocks_back_as_zeroes() {
 }
 
 #[test]
+fn large_blocks_are_joined_from_used_ones_before_the_process_grows() {
+    let mut memory = Memory::new(CHUNK as u64);
+    let whole = memory.allocate(1 << 20).unwrap();
+    memory.bytes_mut(whole).fill(1);
+    memory.free(whole);
+    let parts: Vec<_> = (0..16).map(|_| memory.allocate(64 << 10).unwrap()).collect();
+    parts.into_iter().for_each(|part| memory.free(part));
+    assert_eq!(place(memory.allocate(1 << 20).unwrap()), place(whole));
+}
+
+#[test]
+fn memory_is_registered_in_place_and_becomes_like_other_memory_after() {
+    let mut memory = Memory::new(CHUNK as u64);
+    memory.serve_registered(Mapping::new(REGISTERED).unwrap(), 5).unwrap();
+    let (first, second) = (memory.allocate(4096).unwrap(), memory.allocate(4096).unwrap());
+    assert_eq!(memory.pointer_and_fixed(first).1, Some(5));
+    memory.free(first);
+    memory.set_registered(None);
+    assert_eq!(memory.pointer_and_fixed(second).1, None);
+    // What was in use is freed to where the rest of it is now.
+    memory.free(second);
+    memory.trim();
+    let whole = memory.allocate(REGISTERED as u32).unwrap();
+    assert_eq!(place(whole), (second.region, 0));
+    memory.set_registered(Some(7));
+    memory.free(whole);
+    let again = memory.allocate(4096).unwrap();
+    assert_eq!((again.region, memory.pointer_and_fixed(again).1), (whole.region, Some(7)));
+}
+
+#[test]
 #[should_panic(expected = "does not lie")]
 fn a_segment_past_its_region_is_refused() {
     let mut memory = Memory::new(CHUNK as u64);

@@ -72,6 +72,17 @@ struct WaitArgument {
     timeout: u64,
 }
 
+impl WaitArgument {
+    /// Waits at most for `time`, which must live until the call that takes this has returned.
+    ///
+    /// The structure holds the address as a number, so the address is exposed: with its bare value alone, the compiler
+    /// may assume that nobody reads `time`, and leave out the stores to it.
+    fn until(time: &types::Timespec) -> WaitArgument {
+        let timeout = std::ptr::from_ref(time).expose_provenance() as u64;
+        WaitArgument { signals: 0, signals_len: 0, min_wait_us: 0, timeout }
+    }
+}
+
 /// A file or socket as an entry names it.
 #[derive(Clone, Copy)]
 struct Target {
@@ -104,6 +115,10 @@ pub(crate) struct Uring {
     numbers: Option<Numbers>,
     fixed: Fixed,
     table: Table,
+    /// The number by which the kernel knows memory of the arena, while it is registered.
+    registered_number: Option<u16>,
+    /// How many have asked for that and not let go.
+    registered_users: u32,
     sockets: Sockets<Socket>,
     /// Sockets that found no chunk to receive into.
     starved: VecDeque<SocketId>,
@@ -125,6 +140,8 @@ impl Uring {
             numbers: None,
             fixed,
             table: Table::default(),
+            registered_number: None,
+            registered_users: 0,
             sockets: Sockets::default(),
             starved: VecDeque::new(),
             waiting: VecDeque::new(),
@@ -195,20 +212,63 @@ impl Uring {
         drop(file.into_fd());
     }
 
-    /// Register a stretch of memory for allocations to come from.
+    /// Registers a stretch of memory with the kernel, for allocations to come from. There is one for the ring, however many
+    /// ask for it: it is pinned from the first of them to the last.
     pub(crate) fn register_memory(&mut self, core: &mut Core) -> io::Result<()> {
-        let mapping = Mapping::new(REGISTERED)?;
-        let iovec = libc::iovec { iov_base: mapping.base().as_ptr().cast(), iov_len: mapping.len() };
+        if self.registered_users == 0 && self.registered_number.is_none() {
+            self.pin_memory(core)?;
+        }
+        self.registered_users += 1;
+        Ok(())
+    }
+
+    fn pin_memory(&mut self, core: &mut Core) -> io::Result<()> {
+        let fresh = match core.memory.registered_base() {
+            Some(_) => None,
+            None => Some(Mapping::new(REGISTERED)?),
+        };
+        let base = fresh.as_ref().map(Mapping::base).or(core.memory.registered_base());
+        let Some(base) = base else { return Ok(()) };
+        let iovec = libc::iovec { iov_base: base.as_ptr().cast(), iov_len: REGISTERED };
         let number = self.table.take(&self.ring, 1)?;
-        // SAFETY: the mapping goes into the ring's memory, which outlives the io_uring.
+        // SAFETY: the mapping is the ring's memory, or goes there below; that outlives the io_uring.
         let updated = unsafe { self.ring.submitter().register_buffers_update(number.into(), &[iovec], None) };
         if let Err(error) = updated {
             self.table.give_back(number, 1);
             return Err(error);
         }
-        let region = core.memory.add_own(mapping, Some(number))?;
-        core.memory.serve_registered(region);
+        match fresh {
+            Some(mapping) => core.memory.serve_registered(mapping, number)?,
+            None => core.memory.set_registered(Some(number)),
+        }
+        self.registered_number = Some(number);
         Ok(())
+    }
+
+    /// One of those that asked for registered memory needs it no longer. With the last of them it is unpinned, and becomes
+    /// memory like other.
+    pub(crate) fn release_memory(&mut self, core: &mut Core) {
+        self.registered_users = self.registered_users.saturating_sub(1);
+        if self.registered_users > 0 {
+            return;
+        }
+        // Entries name it by number, and the kernel looks the number up when it takes them: all of them go first. Where it
+        // does not take them now, the memory stays pinned until the next that asks for it has gone.
+        while !self.waiting.is_empty() || !self.ring.submission().is_empty() {
+            if !self.ring.submit().is_ok_and(|taken| taken > 0) {
+                return;
+            }
+            self.push_waiting();
+        }
+        let Some(number) = self.registered_number else { return };
+        let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        // SAFETY: an empty entry names no memory. What the kernel has under way with the old one keeps that pinned.
+        let updated = unsafe { self.ring.submitter().register_buffers_update(number.into(), &[empty], None) };
+        if updated.is_ok() {
+            self.registered_number = None;
+            core.memory.set_registered(None);
+            self.table.give_back(number, 1);
+        }
     }
 
     #[inline]
@@ -406,13 +466,11 @@ impl Uring {
         let submitter = self.ring.submitter();
         let result = match limit {
             Some(ns) if ns > 0 => {
-                let timeout = libc::timespec {
-                    tv_sec: (ns / 1_000_000_000) as i64,
-                    tv_nsec: (ns % 1_000_000_000) as i64,
-                };
-                let timeout = (&raw const timeout).addr() as u64;
-                let argument = WaitArgument { signals: 0, signals_len: 0, min_wait_us: 0, timeout };
-                // SAFETY: the argument and the time it points to live until the call returns.
+                let time = types::Timespec::new().sec(ns / 1_000_000_000).nsec((ns % 1_000_000_000) as u32);
+                let argument = WaitArgument::until(&time);
+                // SAFETY: the kernel reads the argument and, through the address in it, `time`. Both are locals of
+                // this block, initialized, and live until the call has returned. `until` exposed the address of `time`,
+                // so the compiler knows that the call may read it.
                 unsafe { submitter.enter(queued, want, GET_EVENTS | EXT_ARG, Some(&argument)) }
             }
             // SAFETY: no argument.
