@@ -13,6 +13,7 @@ use crate::host::{Host, HostError};
 use crate::limits::LimitsRefusal;
 use crate::reactor::Step;
 use crate::spec::{Bytes, Direct, LayerSpec, StackSpec};
+use crate::stacking::Footing;
 use crate::tables;
 use crate::trace::{TraceChange, TraceError};
 use crate::tree::{Remake, SizeOf, Tables, Tree};
@@ -134,6 +135,9 @@ pub enum ChangeError {
     /// It has none, and so no parameter of that name.
     #[error("{0} is a parameter of a scheduler, and it has none (first: set scheduler=mq-deadline or kyber)")]
     NoScheduler(String),
+    /// What it would stand on stands on it: the names of both, and of what lies between.
+    #[error("it would stand on itself: {0} (let one of them stand on something else)")]
+    Cycle(String),
     /// Its trace.
     #[error(transparent)]
     Trace(#[from] TraceError),
@@ -212,6 +216,8 @@ impl Host {
                 if files > 1 {
                     return Err(ChangeError::ManyFiles(files).into());
                 }
+                let footing = Footing { files: vec![path.clone()], ..Footing::default() };
+                let _coming = self.comes_to_stand_on(device, footing).await?;
                 let file = Box::new(move |file: &Arc<backends::File>| file.replaced(path.clone()));
                 self.remake(device, Remake { file, tables: Tables::Others }).await
             }
@@ -290,7 +296,7 @@ impl Host {
 
     /// The same, with the table that was loaded if there is one.
     async fn resume_with_loaded(&self, device: &Arc<Device>) -> Result<(), HostError> {
-        let Some(loaded) = self.take_loaded(device) else {
+        let Some((loaded, _coming)) = self.take_loaded(device).await? else {
             self.resume(device);
             return Ok(());
         };
@@ -304,7 +310,10 @@ impl Host {
         let (before, was, size) = (device.form(), device.size(), next.tree.profile().size);
         if size < was {
             // Nobody may know of blocks that are not there any more.
-            self.tell_size(device, size).await?;
+            if let Err(refused) = self.tell_size(device, size).await {
+                self.put_back(device, loaded);
+                return Err(refused);
+            }
         }
         // What waits for a path is carried out by the table that comes.
         tables::presuspend(&before, true);

@@ -14,17 +14,69 @@ use std::path::{Path, PathBuf};
 
 /// The way from a file down to the device of that name, itself included; `None`: it does not lead there.
 pub fn way(path: &Path, device: &str, devices: &[DeviceInfo]) -> Option<Vec<String>> {
-    let mut walk = Walk { target: device, devices, trail: Vec::new() };
+    let shown_at = |node: &Path| {
+        let shows = |info: &DeviceInfo| info.exports.iter().any(|export| Path::new(&export.address) == node);
+        devices.iter().position(shows)
+    };
+    let mut walk =
+        Walk { shown_at: &shown_at, visit: Devices { target: device, devices }, trail: Vec::new() };
     walk.file(path).then_some(walk.trail)
 }
 
-struct Walk<'a> {
+/// The devices that a file leads to, by their numbers, each with the way there. `shown_at`: the number of the device
+/// that a node or a file shows.
+pub(crate) fn shown_below(
+    path: &Path,
+    shown_at: &dyn Fn(&Path) -> Option<usize>,
+) -> Vec<(usize, Vec<String>)> {
+    let mut walk = Walk { shown_at, visit: First(Vec::new()), trail: Vec::new() };
+    walk.file(path);
+    walk.visit.0
+}
+
+/// What becomes of a walk at a device of ours.
+trait Visit: Sized {
+    /// Whether the walk ends well there.
+    fn device(walk: &mut Walk<'_, Self>, number: usize) -> bool;
+}
+
+/// Down through devices, as far as the one of that name.
+struct Devices<'a> {
     target: &'a str,
     devices: &'a [DeviceInfo],
+}
+
+impl Visit for Devices<'_> {
+    fn device(walk: &mut Walk<'_, Self>, number: usize) -> bool {
+        let info = &walk.visit.devices[number];
+        if info.name == walk.visit.target {
+            walk.trail.push(info.name.clone());
+            return true;
+        }
+        let Some(below) = info.backend.get("backing_file") else { return false };
+        walk.step(info.name.clone(), |walk| walk.file(&undeleted(below)))
+    }
+}
+
+/// As far as the first device on each way.
+struct First(Vec<(usize, Vec<String>)>);
+
+impl Visit for First {
+    fn device(walk: &mut Walk<'_, Self>, number: usize) -> bool {
+        let trail = walk.trail.clone();
+        walk.visit.0.push((number, trail));
+        // There may be others.
+        false
+    }
+}
+
+struct Walk<'a, V> {
+    shown_at: &'a dyn Fn(&Path) -> Option<usize>,
+    visit: V,
     trail: Vec<String>,
 }
 
-impl Walk<'_> {
+impl<V: Visit> Walk<'_, V> {
     /// Go a step: whether it leads to the target. Back where we were it leads nowhere.
     fn step(&mut self, name: String, below: impl FnOnce(&mut Self) -> bool) -> bool {
         if self.trail.contains(&name) {
@@ -45,26 +97,11 @@ impl Walk<'_> {
                 return walk.disk(meta.rdev());
             }
             let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-            match walk.shown_at(&real) {
-                Some(device) => walk.device(device),
+            match (walk.shown_at)(&real) {
+                Some(device) => V::device(walk, device),
                 None => walk.disk(meta.dev()),
             }
         })
-    }
-
-    fn shown_at(&self, node: &Path) -> Option<usize> {
-        let shows = |info: &DeviceInfo| info.exports.iter().any(|export| Path::new(&export.address) == node);
-        self.devices.iter().position(shows)
-    }
-
-    fn device(&mut self, number: usize) -> bool {
-        let info = &self.devices[number];
-        if info.name == self.target {
-            self.trail.push(info.name.clone());
-            return true;
-        }
-        let Some(below) = info.backend.get("backing_file") else { return false };
-        self.step(info.name.clone(), |walk| walk.file(&undeleted(below)))
     }
 
     /// A disk of the kernel's, or a partition of one, by its number.
@@ -76,8 +113,8 @@ impl Walk<'_> {
         }
         let Some(name) = at.file_name() else { return false };
         let node = Path::new("/dev").join(name);
-        if let Some(device) = self.shown_at(&node) {
-            return self.device(device);
+        if let Some(device) = (self.shown_at)(&node) {
+            return V::device(self, device);
         }
         self.step(node.display().to_string(), |walk| {
             if let Ok(file) = fs::read_to_string(at.join("loop/backing_file")) {

@@ -9,6 +9,7 @@ use crate::limits::Told;
 use crate::reactor::Nudge;
 use crate::slow::SlowLog;
 use crate::spec::{DeviceName, Format, LayerSpec, StackSpec};
+use crate::stacking::Footing;
 use crate::trace::Session;
 pub use crate::tree::TableError;
 use crate::tree::{self, Tree};
@@ -134,6 +135,8 @@ pub(crate) struct Form {
 pub(crate) struct Slot {
     /// The table that the next resume puts to use.
     pub(crate) inactive: Option<Arc<Form>>,
+    /// What it is about to stand on, in the middle of a change; empty otherwise.
+    pub(crate) coming: Option<Arc<Footing>>,
     /// Events of tables that are gone, and of the device itself.
     pub(crate) past_events: u32,
     /// What it was called besides its name after it was made without that.
@@ -211,6 +214,11 @@ impl Device {
     /// Whether what it holds is there after its process.
     pub fn survives(&self) -> bool {
         self.stack().survives() && self.form().tree.survives()
+    }
+
+    /// The same, leaving out the devices that it stands on.
+    pub(crate) fn survives_itself(&self) -> bool {
+        self.stack().survives() && self.form().tree.survives_itself()
     }
 
     /// Its name.

@@ -255,6 +255,8 @@ pub struct Host {
     listeners: Mutex<Vec<Joinable>>,
     shown: Mutex<Vec<Shown>>,
     shutting_down: AtomicBool,
+    /// Held while a device comes to stand on another, from the check that it may to when others see it.
+    pub(crate) stacking: tokio::sync::Mutex<()>,
     /// What words of tables opened.
     pub(crate) pool: Arc<Pool>,
     /// Told when a device has a table that it had not.
@@ -285,6 +287,7 @@ impl Host {
             listeners: Mutex::default(),
             shown: Mutex::default(),
             shutting_down: AtomicBool::new(false),
+            stacking: tokio::sync::Mutex::default(),
             pool: Arc::default(),
             table_came: tokio::sync::Notify::new(),
             chores_came: tokio::sync::Notify::new(),
@@ -487,7 +490,10 @@ impl Host {
             let mut devices = lock(&self.devices);
             let position =
                 devices.iter().position(|d| d.name().as_str() == name).ok_or(HostError::NoDevice)?;
-            if let Some(above) = devices.iter().find(|other| other.uses(&devices[position])) {
+            let above = |other: &&Arc<Device>| {
+                !Arc::ptr_eq(other, &devices[position]) && other.uses(&devices[position])
+            };
+            if let Some(above) = devices.iter().find(above) {
                 return Err(HostError::Stood(above.name().to_string()));
             }
             (position, devices.remove(position))

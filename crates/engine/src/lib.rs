@@ -30,6 +30,7 @@ pub mod rundir;
 mod scheduler;
 pub mod slow;
 pub mod spec;
+mod stacking;
 mod start;
 pub mod tables;
 pub mod topology;

@@ -13,6 +13,7 @@ use crate::device::{Device, DeviceError, Form, Slot};
 use crate::host::{Host, HostError};
 use crate::rundir::RunDir;
 use crate::spec::{Bytes, DeviceName, LayerSpec, StackSpec, TableSpec};
+use crate::stacking::{Coming, Which};
 use crate::tree::{self, Loaded, LoadedTarget, Surroundings, Tree};
 use layers::target::{MessageError, Names, Status};
 use serde::{Deserialize, Serialize};
@@ -159,9 +160,6 @@ pub enum TableRefusal {
         /// What it was to be called.
         wanted: String,
     },
-    /// It would stand on itself.
-    #[error("it would stand on itself")]
-    Cycle,
     /// Its layers were made for the table that there is.
     #[error("a layer ({0}) that belongs to the table it was made over stands above it")]
     Layer(String),
@@ -181,7 +179,6 @@ impl TableRefusal {
         match self {
             TableRefusal::NothingLoaded => libc::ENXIO,
             TableRefusal::Message { why, .. } => why.errno(),
-            TableRefusal::Cycle => libc::ELOOP,
             _ => libc::EINVAL,
         }
     }
@@ -193,6 +190,7 @@ pub(crate) fn errno_of(error: &HostError) -> i32 {
         HostError::NoDevice => libc::ENXIO,
         HostError::Table(refusal) => refusal.errno(),
         HostError::Device(DeviceError::Table(error)) => error.why.errno(),
+        HostError::Change(ChangeError::Cycle(_)) => libc::ELOOP,
         HostError::NameTaken | HostError::Stood(_) | HostError::Change(ChangeError::NotDrained) => {
             libc::EBUSY
         }
@@ -269,13 +267,12 @@ impl Host {
             tree::open_table(&spec, &above, "", &Surroundings { pool: &pool, device: &find })
         })
         .await?;
-        if form.tree.stands_on(device) {
-            return Err(TableRefusal::Cycle.into());
-        }
         if let Some(loaded) = &form.table {
             before.admits(loaded).map_err(DeviceError::from)?;
         }
         check_blocks(device, &form)?;
+        let _one_at_a_time = self.stacking.lock().await;
+        self.check_stacking(device, Arc::new(form.tree.footing()), Which::Planned).await?;
         slot(device).inactive = Some(Arc::new(form));
         Ok(())
     }
@@ -293,7 +290,9 @@ impl Host {
             return Err(HostError::NameTaken);
         }
         // Tables show what they stand on by its name.
-        if let Some(above) = self.devices().iter().find(|other| other.uses(&device)) {
+        if let Some(above) =
+            self.devices().iter().find(|other| !Arc::ptr_eq(other, &device) && other.uses(&device))
+        {
             return Err(HostError::Stood(above.name().to_string()));
         }
         let exports = self.exports_of(&device);
@@ -312,9 +311,18 @@ impl Host {
         Ok(())
     }
 
-    /// What is loaded and waits for a resume.
-    pub(crate) fn take_loaded(&self, device: &Device) -> Option<Arc<Form>> {
-        slot(device).inactive.take()
+    /// What is loaded and waits for a resume, on its way into use from here on.
+    ///
+    /// # Errors
+    /// The device would stand on itself: the table stays loaded.
+    pub(crate) async fn take_loaded(
+        &self,
+        device: &Arc<Device>,
+    ) -> Result<Option<(Arc<Form>, Coming)>, HostError> {
+        let Some(loaded) = slot(device).inactive.clone() else { return Ok(None) };
+        let coming = self.comes_to_stand_on(device, loaded.tree.footing()).await?;
+        // It may have been cleared meanwhile.
+        Ok(slot(device).inactive.take().map(|form| (form, coming)))
     }
 
     /// It could not be put to use, and waits on.

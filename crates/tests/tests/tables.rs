@@ -283,3 +283,122 @@ fn a_device_of_the_process_stands_under_another_and_changes_under_it() {
     let ended = until(PATIENCE, || sandbox.run(&["del", "upper"]).status.success().then_some(()));
     assert!(ended.is_some());
 }
+
+/// Two devices of one process over images, shown at one socket.
+fn pair(sandbox: &Sandbox, more: &str) -> blockyard_tests::server::Server {
+    for image in ["one.img", "two.img"] {
+        sandbox.image(image, 2 * MIB);
+    }
+    let socket = sandbox.path("s.sock");
+    let device = |name: &str, image: &str| {
+        format!(
+            "[device.{name}]\ntable = \"0 2048 linear {image} 0\"\n[[export]]\ndevice = \"{name}\"\nnbd = \"unix:{}\"\n",
+            socket.display()
+        )
+    };
+    let exports = 2 + more.matches("[[export]]").count();
+    sandbox.up(&format!("{}{}{more}", device("a", "one.img"), device("b", "two.img")), exports)
+}
+
+fn load(sandbox: &Sandbox, device: &str, table: &str) -> blockyard_tests::tools::Outcome {
+    let file = sandbox.text(&format!("{device}.table"), table);
+    sandbox.run(&["table", device, "--load", &file.to_string_lossy()])
+}
+
+#[test]
+fn devices_that_would_stand_on_each_other_are_refused_and_the_way_is_named() {
+    let sandbox = Sandbox::default();
+    let mut server = pair(&sandbox, "");
+    load(&sandbox, "a", "0 1024 linear b 0").ok();
+    let refused = load(&sandbox, "b", "0 1024 linear a 0").failed_with(1);
+    assert!(refused.contains("it would stand on itself: b → a → b"), "{refused}");
+    let refused = sandbox.run(&["dmsetup", "load", "b", "--table", "0 1024 linear a 0"]).failed_with(1);
+    assert!(refused.contains("Too many levels of symbolic links"), "{refused}");
+    sandbox.run(&["resume", "a"]).ok();
+    sandbox.run(&["resume", "b"]).ok();
+    // They change places: what the upper one is to be is known, and has to come first.
+    load(&sandbox, "a", "0 2048 linear one.img 0").ok();
+    load(&sandbox, "b", "0 1024 linear a 0").ok();
+    let refused = sandbox.run(&["resume", "b"]).failed_with(1);
+    assert!(refused.contains("it would stand on itself: b → a → b"), "{refused}");
+    sandbox.run(&["resume", "a"]).ok();
+    sandbox.run(&["resume", "b"]).ok();
+    assert_eq!(sandbox.run(&["table", "b"]).ok(), "0 1024 linear a 0\n");
+    let stood = sandbox.run(&["del", "a"]).failed_with(1);
+    assert!(stood.contains("b stands on it"), "{stood}");
+    sandbox.run(&["del", "b"]).ok();
+    sandbox.run(&["del", "a"]).ok();
+    assert!(server.wait().success(), "{}", server.log());
+}
+
+#[test]
+fn a_device_that_would_be_its_own_client_or_origin_is_refused() {
+    let sandbox = Sandbox::default();
+    let socket = sandbox.path("s.sock");
+    let more = format!(
+        "[device.o]\ntable = \"0 2048 linear a 0\"\nlayers = [\"cow,file={},create\"]\n\
+         [[export]]\ndevice = \"o\"\nnbd = \"unix:{}\"\n",
+        sandbox.path("o.cow").display(),
+        socket.display()
+    );
+    let mut server = pair(&sandbox, &more);
+    let refused = load(&sandbox, "a", "0 1024 linear o 0").failed_with(1);
+    assert!(refused.contains("it would stand on itself: a → o → a"), "{refused}");
+    let uri = |name: &str| format!("nbd+unix:///{name}?socket={}", socket.display());
+    load(&sandbox, "b", &format!("0 1024 linear nbd:{} 0", uri("a"))).ok();
+    sandbox.run(&["resume", "b"]).ok();
+    let refused = load(&sandbox, "a", &format!("0 512 linear nbd:{} 0", uri("b"))).failed_with(1);
+    let way = format!("it would stand on itself: a → {} → b → {} → a", uri("b"), uri("a"));
+    assert!(refused.contains(&way), "{refused}");
+    // Or its server would be gone before its last flush.
+    sandbox.run(&["del", "b"]).ok();
+    server.terminate();
+}
+
+#[test]
+fn a_device_that_would_stand_on_what_shows_it_is_refused() {
+    if missing(&["fusermount3"]) || !std::path::Path::new("/dev/fuse").exists() {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let shown = sandbox.path("b.raw");
+    let more = format!("[[export]]\ndevice = \"b\"\nfuse = \"{}\"\n", shown.display());
+    let mut server = pair(&sandbox, &more);
+    load(&sandbox, "b", "0 1024 linear a 0").ok();
+    sandbox.run(&["resume", "b"]).ok();
+    let refused = load(&sandbox, "a", &format!("0 512 linear {} 0", shown.display())).failed_with(1);
+    let way = format!("it would stand on itself: a → {} → b → a", shown.display());
+    assert!(refused.contains(&way), "{refused}");
+    server.terminate();
+}
+
+/// Tables that stand on each other at random are loaded and resumed from three sides at once. Whatever is refused,
+/// no two devices end up on each other: all of them can be removed.
+#[test]
+fn no_order_of_loads_and_resumes_makes_a_cycle() {
+    let sandbox = Sandbox::default();
+    let more = format!(
+        "[device.c]\ntable = \"0 2048 linear one.img 0\"\n[[export]]\ndevice = \"c\"\nnbd = \"unix:{}\"\n",
+        sandbox.path("s.sock").display()
+    );
+    let mut server = pair(&sandbox, &more);
+    std::thread::scope(|scope| {
+        for (number, device) in ["a", "b", "c"].into_iter().enumerate() {
+            let sandbox = &sandbox;
+            scope.spawn(move || {
+                for (round, choice) in noise(number as u64, 40).into_iter().enumerate() {
+                    let lower = ["a", "b", "c", "one.img"][usize::from(choice) % 4];
+                    let file = sandbox.text(&format!("{device}{round}"), &format!("0 8 linear {lower} 0"));
+                    sandbox.run(&["table", device, "--load", &file.to_string_lossy()]);
+                    sandbox.run(&["resume", device]);
+                }
+            });
+        }
+    });
+    let removed = until(PATIENCE, || {
+        ["a", "b", "c"].iter().for_each(|device| _ = sandbox.run(&["del", device]));
+        (!server.is_running()).then_some(())
+    });
+    assert!(removed.is_some(), "{}", server.log());
+    assert!(server.wait().success(), "{}", server.log());
+}

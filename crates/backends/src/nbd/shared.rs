@@ -268,6 +268,11 @@ impl<S> Nbd<S> {
         self.first.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
+    /// The URI of the server's export.
+    pub fn uri(&self) -> &str {
+        &self.spec.uri
+    }
+
     /// Whether all queues share one connection, so that there can be one queue only.
     pub fn is_single(&self) -> bool {
         !self.export().is_multi()

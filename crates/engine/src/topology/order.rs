@@ -49,27 +49,31 @@ impl Topology {
 
     /// Tables that would stand on themselves.
     pub(super) fn circles(&self) -> Vec<Problem> {
-        let reaches = |from: usize| {
-            let (mut seen, mut next) = (vec![false; self.devices.len()], vec![from]);
-            while let Some(device) = next.pop() {
-                for lower in self.below(&self.devices[device]) {
-                    if lower == from {
-                        return true;
-                    }
-                    if !std::mem::replace(&mut seen[lower], true) {
-                        next.push(lower);
-                    }
-                }
-            }
-            false
-        };
-        let lost = (0..self.devices.len()).filter(|&device| reaches(device));
-        lost.map(|device| {
+        let lost = (0..self.devices.len()).filter_map(|device| Some((device, self.circle(device)?)));
+        lost.map(|(device, circle)| {
             let DeviceSpec { name, line, .. } = &self.devices[device];
-            let why = "it would stand on itself (name another device)";
+            let why = format!("it would stand on itself: {} (name another device)", circle.join(" → "));
             Problem::new(*line, format!("device.{name}.table"), why)
         })
         .collect()
+    }
+
+    /// The way from a device down to itself, which begins and ends it.
+    fn circle(&self, from: usize) -> Option<Vec<String>> {
+        let name = |device: usize| self.devices[device].name.to_string();
+        let (mut seen, mut next) = (vec![false; self.devices.len()], vec![(from, vec![name(from)])]);
+        while let Some((device, trail)) = next.pop() {
+            for lower in self.below(&self.devices[device]) {
+                let trail = [trail.clone(), vec![name(lower)]].concat();
+                if lower == from {
+                    return Some(trail);
+                }
+                if !std::mem::replace(&mut seen[lower], true) {
+                    next.push((lower, trail));
+                }
+            }
+        }
+        None
     }
 }
 

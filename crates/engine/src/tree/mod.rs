@@ -37,6 +37,7 @@ pub(crate) use table::{Loaded, LoadedTarget, Pool, Surroundings, numbers_of};
 use crate::device::{Device, DeviceError, Form};
 use crate::dial::Remote;
 use crate::reactor::Nudge;
+use crate::stacking::{Footing, devices_below};
 use backends::{Fact, File, Null, OpenError};
 use block::{Bytes, Integrity, LimitOverrides, LimitsError, Profile, Region};
 use exports::nbd::DeviceFacts;
@@ -176,32 +177,52 @@ impl Tree {
         Some(remote)
     }
 
+    /// What it stands on directly that may be another device of this process.
+    pub(crate) fn footing(&self) -> Footing {
+        let mut footing = Footing::default();
+        self.add_footing(&mut footing);
+        footing
+    }
+
+    fn add_footing(&self, footing: &mut Footing) {
+        match &self.element {
+            Element::Device(device, _) => footing.devices.push(device.clone()),
+            Element::Layer(_, below) => below.iter().for_each(|child| child.add_footing(footing)),
+            Element::Backend(source) => match &**source {
+                Source::File(file) => footing.files.push(file.spec().path.clone()),
+                Source::Image(image) => footing.files.push(image.spec().path.clone()),
+                Source::Nbd(remote) => footing.servers.push(remote.nbd.uri().to_owned()),
+                Source::Ram(_) | Source::Null(..) | Source::Zero(..) | Source::Failing(_) => {}
+            },
+        }
+    }
+
     /// Whether it stands on a device, directly or by others.
     pub(crate) fn stands_on(&self, device: &Arc<Device>) -> bool {
-        match &self.element {
-            Element::Device(other, _) if Arc::ptr_eq(other, device) => true,
-            _ => self.children().iter().any(|child| child.stands_on(device)),
-        }
+        devices_below(self).iter().any(|lower| Arc::ptr_eq(lower, device))
     }
 
     /// Whether a device that it stands on is held back.
     pub(crate) fn is_held(&self) -> bool {
-        match &self.element {
-            Element::Device(device, _) => device.is_held(),
-            _ => self.children().iter().any(Tree::is_held),
-        }
+        devices_below(self).iter().any(|lower| lower.is_suspended())
     }
 
     /// The same tree over what the devices that it stands on are by now.
     ///
     /// # Errors
-    /// What its layers do not take.
+    /// What its layers do not take, and more layers than a request's path holds.
     pub(crate) fn rebased(&self) -> Result<Tree, DeviceError> {
+        let tree = self.rebased_part()?;
+        tree.check_height()?;
+        Ok(tree)
+    }
+
+    fn rebased_part(&self) -> Result<Tree, DeviceError> {
         match &self.element {
             Element::Backend(_) => Ok(self.clone()),
             Element::Device(device, _) => Ok(Tree::of_device(device)),
             Element::Layer(layer, below) => {
-                let below = below.iter().map(Tree::rebased).collect::<Result<_, _>>()?;
+                let below = below.iter().map(Tree::rebased_part).collect::<Result<_, _>>()?;
                 let mut tree = Tree::over(layer.clone(), below)?.sized_by(self.extent.clone());
                 // What a table took away stays away, and what it forbade stays forbidden.
                 tree.profile.opaque &= self.profile.opaque;
@@ -387,10 +408,15 @@ impl Tree {
     /// Whether all that was acknowledged is there after this process: of an image that is written, tables are in
     /// memory until a flush.
     pub(crate) fn survives(&self) -> bool {
+        self.survives_itself() && devices_below(self).iter().all(|lower| lower.survives_itself())
+    }
+
+    /// The same, leaving out the devices that it stands on.
+    pub(crate) fn survives_itself(&self) -> bool {
         match &self.element {
             Element::Backend(source) => !matches!(&**source, Source::Image(image) if !image.spec().read_only),
-            Element::Layer(_, below) => below.iter().all(Tree::survives),
-            Element::Device(device, _) => device.survives(),
+            Element::Layer(_, below) => below.iter().all(Tree::survives_itself),
+            Element::Device(..) => true,
         }
     }
 
