@@ -46,6 +46,10 @@ pub(crate) struct TestRing {
     pub(crate) full: usize,
     /// What is done in place takes 5 ms.
     pub(crate) slow: bool,
+    /// Memory of the tests is out of the node's reach; what the node allocates is not.
+    pub(crate) opaque: bool,
+    /// Of the tests.
+    foreign: Vec<Region>,
 }
 
 impl TestRing {
@@ -188,6 +192,10 @@ impl Ring for TestRing {
     }
 
     fn cancel(&mut self, _id: IoId) {}
+
+    fn is_opaque(&self, segment: Segment) -> bool {
+        self.opaque && self.foreign.contains(&segment.region)
+    }
 }
 
 /// A queue of one node.
@@ -218,6 +226,8 @@ impl Harness {
             asked: Vec::new(),
             full: 0,
             slow: false,
+            opaque: false,
+            foreign: Vec::new(),
         };
         Harness { ring, queue: Queue::new(config, stack).unwrap() }
     }
@@ -283,7 +293,9 @@ impl Harness {
     /// Memory for data, whose first byte lies `skew` bytes into its region.
     pub(crate) fn memory(&mut self, len: u32, skew: u32) -> Segment {
         self.ring.live -= 1; // What the test itself holds is not counted.
-        self.ring.allocate(len + skew).unwrap().slice(skew, len)
+        let memory = self.ring.allocate(len + skew).unwrap().slice(skew, len);
+        self.ring.foreign.push(memory.region);
+        memory
     }
 
     pub(crate) fn write(&mut self, offset: u64, data: &[u8], flags: Flags) -> Status {

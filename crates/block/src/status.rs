@@ -42,10 +42,12 @@ pub enum Status {
     Invalid,
     /// Anything else.
     IoError,
+    /// The device does not let its clients do that: another path would not help.
+    NotPermitted,
 }
 
 /// One row a status: its errno, and whether another path is worth trying (`blk_path_error`).
-const TABLE: [(Status, i32); 19] = [
+const TABLE: [(Status, i32); 20] = [
     (Status::Ok, 0),
     (Status::NotSupported, libc::EOPNOTSUPP),
     (Status::Timeout, libc::ETIMEDOUT),
@@ -65,6 +67,7 @@ const TABLE: [(Status, i32); 19] = [
     (Status::DurationLimit, libc::ETIME),
     (Status::Invalid, libc::EINVAL),
     (Status::IoError, libc::EIO),
+    (Status::NotPermitted, libc::EPERM),
 ];
 
 impl Status {
@@ -73,9 +76,10 @@ impl Status {
         TABLE[self as usize].1
     }
 
-    /// From a positive errno. What the kernel does not name is [`Status::IoError`], as it is there.
+    /// From a positive errno. What the kernel does not name is [`Status::IoError`], as it is there; `EPERM` is such.
     pub fn from_errno(errno: i32) -> Status {
-        TABLE.iter().find(|row| row.1 == errno).map_or(Status::IoError, |row| row.0)
+        let named = &TABLE[..Status::NotPermitted as usize];
+        named.iter().find(|row| row.1 == errno).map_or(Status::IoError, |row| row.0)
     }
 
     /// From what the kernel or a child answered: bytes moved, or a negative errno. Fewer bytes than
@@ -101,6 +105,7 @@ impl Status {
                 | Status::ReservationConflict
                 | Status::Medium
                 | Status::Protection
+                | Status::NotPermitted
         )
     }
 
@@ -119,7 +124,8 @@ mod tests {
         for (number, (status, errno)) in TABLE.into_iter().enumerate() {
             assert_eq!(status as usize, number);
             assert_eq!(status.errno(), errno);
-            assert_eq!(Status::from_errno(errno), status);
+            let back = if status == Status::NotPermitted { Status::IoError } else { status };
+            assert_eq!(Status::from_errno(errno), back);
         }
     }
 

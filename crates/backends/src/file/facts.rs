@@ -38,6 +38,9 @@ pub struct Facts {
     pub timed_writes: bool,
     /// It is a block device.
     pub block_device: bool,
+    /// Bytes of the device, from its beginning, that lie where the format of a file shows, and that clients may not make
+    /// an image of another format. 0: they may.
+    pub head: u32,
 }
 
 impl Facts {
@@ -79,6 +82,10 @@ pub struct Shared {
     pub(super) cleared: AtomicU64,
     /// Who rewrites a block: its key; 0: nobody.
     exclusive: AtomicU64,
+    /// Who writes to the head: its key; 0: nobody.
+    writes_head: AtomicU64,
+    /// The format that a client was kept from turning the file into, last.
+    refused_head: Arc<Mutex<Option<&'static str>>>,
     gates: Mutex<Vec<Arc<Gate>>>,
 }
 
@@ -94,6 +101,8 @@ impl Shared {
             no_zero_range: AtomicBool::new(false),
             cleared: AtomicU64::new(0),
             exclusive: AtomicU64::new(0),
+            writes_head: AtomicU64::new(0),
+            refused_head: Arc::default(),
             gates: Mutex::default(),
         })
     }
@@ -111,6 +120,8 @@ impl Shared {
             no_zero_range: copy(&self.no_zero_range),
             cleared: AtomicU64::new(0),
             exclusive: AtomicU64::new(0),
+            writes_head: AtomicU64::new(0),
+            refused_head: Arc::clone(&self.refused_head),
             gates: Mutex::default(),
         })
     }
@@ -179,6 +190,29 @@ impl Shared {
         let gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
         let writes: u32 = gates.iter().map(|gate| gate.writes.load(Ordering::SeqCst)).sum();
         if writes == 1 { Claim::Alone } else { Claim::Waiting }
+    }
+
+    /// Ask to be the only request that writes to the head. `false`: another one is.
+    pub(super) fn claim_head(&self, key: u64) -> bool {
+        match self.writes_head.compare_exchange(0, key, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => true,
+            Err(owner) => owner == key,
+        }
+    }
+
+    /// Others may write to the head.
+    pub(super) fn disclaim_head(&self, key: u64) {
+        let _ = self.writes_head.compare_exchange(key, 0, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// A client was kept from turning the file into an image of this format.
+    pub(super) fn refuse_head(&self, format: &'static str) {
+        *self.refused_head.lock().unwrap_or_else(PoisonError::into_inner) = Some(format);
+    }
+
+    /// The format of that image.
+    pub(super) fn refused_head(&self) -> Option<&'static str> {
+        *self.refused_head.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Others may write again.

@@ -18,6 +18,7 @@ mod container;
 mod direct;
 mod extents;
 mod facts;
+mod head;
 mod limits;
 mod lock;
 mod node;

@@ -5,8 +5,10 @@
 //! it had taken is given back in one place, `settle`; after `Busy` it starts from the beginning, which is
 //! harmless as all that was done of it can be done again.
 
+use super::container::HEAD_LEN;
 use super::extents::KnownData;
 use super::facts::{Gate, Shared};
+use super::head::Step;
 use super::pace::Pace;
 use crate::pieces::fill_zeroes;
 use block::{Cookie, Data, Flags, Op, Region, Request, Segment, Status};
@@ -32,6 +34,8 @@ pub(super) enum Phase {
     Pause,
     /// A hint of which the end does not matter.
     Hint,
+    /// What a write to the head of a file needs: see [`head`](super::head).
+    Head(Step),
 }
 
 /// What we know of a request between its submit and its end.
@@ -53,6 +57,8 @@ pub(super) struct Slot {
     pub(super) window_done: u64,
     /// A durable write ended with ENOSPC: a sync through `error_file` decides whether the kernel lost data.
     checks_errors: bool,
+    /// It is the only request that writes to the head.
+    pub(super) claimed_head: bool,
     /// Which sync will serve it: see [`Rounds`](queue::Rounds).
     promise: u64,
     /// How long it waits before it looks again.
@@ -70,6 +76,7 @@ impl Slot {
         window: (0, 0),
         window_done: 0,
         checks_errors: false,
+        claimed_head: false,
         promise: 0,
         look_ns: 0,
     };
@@ -81,7 +88,7 @@ impl Slot {
 
     /// It has taken something that it must give back.
     fn owes(&self) -> bool {
-        self.zeroes.len > 0 || self.bounce.len > 0 || self.claimed || self.entered
+        self.zeroes.len > 0 || self.bounce.len > 0 || self.claimed || self.entered || self.claimed_head
     }
 }
 
@@ -103,6 +110,11 @@ pub struct FileNode {
     /// written. The kernel reports each loss once to every open file description, so this one still gets a
     /// report that a durable write on `file` has consumed. `None`: durable writes are a write and a sync.
     error_file: Option<FileId>,
+    /// A file in memory, to look at what only the kernel reaches.
+    pub(super) scratch_file: Option<FileId>,
+    /// The file's head, without the bytes of the one request that writes to it, while these are copied. Empty where
+    /// clients may write there what they like.
+    pub(super) head: Box<[u8]>,
     pub(super) slots: Box<[Slot]>,
     pub(super) known: KnownData,
     /// The file's own memory, and when its data was last looked for.
@@ -116,10 +128,13 @@ impl FileNode {
     /// A node on a file with these facts, which the queue's ring knows as `file`.
     pub fn new(shared: Arc<Shared>, file: FileId) -> FileNode {
         let (gate, gate_number) = shared.add_gate();
+        let head = vec![0; if shared.facts.head > 0 { HEAD_LEN } else { 0 }].into();
         FileNode {
             shared,
             file,
             error_file: None,
+            scratch_file: None,
+            head,
             slots: Box::default(),
             known: KnownData::NONE,
             own: None,
@@ -136,6 +151,12 @@ impl FileNode {
         FileNode { error_file: Some(file), ..self }
     }
 
+    /// Copies what only the kernel reaches through a file in memory, where that has to be checked.
+    #[must_use]
+    pub fn with_scratch_file(self, file: FileId) -> FileNode {
+        FileNode { scratch_file: Some(file), ..self }
+    }
+
     /// The same on a file whose own memory its ring knows as this region: see [`File::memory`](super::File::memory).
     #[must_use]
     pub fn lending(self, own: Region) -> FileNode {
@@ -144,6 +165,17 @@ impl FileNode {
 
     pub(super) fn slot(&mut self, io: Cookie) -> &mut Slot {
         &mut self.slots[io.tag.index()]
+    }
+
+    /// One write that is synced by the kernel does. Its ENOSPC is ambiguous where data may wait in the page cache, so a
+    /// buffered file without `error_file` is synced separately.
+    fn syncs_writes(&self) -> bool {
+        self.error_file.is_some() || self.shared.facts.direct.is_some()
+    }
+
+    /// Whether a write of this request's data is to be synced with it.
+    pub(super) fn is_durable(&self, req: &Request) -> bool {
+        req.flags.has(Flags::FUA) && !self.shared.facts.memory && self.syncs_writes()
     }
 
     /// Not 0, and different for all requests of all queues of a file.
@@ -200,9 +232,7 @@ impl FileNode {
         for turn in 0.. {
             let Slot { done, zeroes, .. } = *self.slot(io);
             let zeroing = zeroes.len > 0;
-            // One write that is synced by the kernel. Its ENOSPC is ambiguous where data may wait in the page cache, so
-            // a buffered file without `error_file` is synced separately.
-            let synced = !zeroing && (self.error_file.is_some() || facts.direct.is_some());
+            let synced = !zeroing && self.syncs_writes();
             let left = req.len.0 - done;
             if left == 0 {
                 return match req.flags.has(Flags::FUA) {
@@ -226,7 +256,7 @@ impl FileNode {
             let op = match req.op {
                 Op::Read => FileOp::Read { offset },
                 // Zeroes are synced once, at the end; memory has nothing to sync.
-                _ => FileOp::Write { offset, durable: req.flags.has(Flags::FUA) && !facts.memory && synced },
+                _ => FileOp::Write { offset, durable: !zeroing && self.is_durable(req) },
             };
             if zeroing && turn == ZERO_PIECES {
                 self.slot(io).phase = Phase::Pause;
@@ -285,7 +315,13 @@ impl FileNode {
 
     /// Reading or writing failed.
     #[cold]
-    fn not_moved<R: Ring>(&mut self, io: Cookie, req: &Request, result: i64, cx: &mut Cx<'_, R>) -> Verdict {
+    pub(super) fn not_moved<R: Ring>(
+        &mut self,
+        io: Cookie,
+        req: &Request,
+        result: i64,
+        cx: &mut Cx<'_, R>,
+    ) -> Verdict {
         let is_full = [libc::ENOSPC, libc::EDQUOT].contains(&i32::try_from(-result).unwrap_or(0));
         let is_durable = req.op == Op::Write && req.flags.has(Flags::FUA) && !self.slot(io).is_zeroing();
         let facts = &self.shared.facts;
@@ -449,6 +485,9 @@ impl FileNode {
             slot.claimed = false;
             self.shared.disclaim(key);
         }
+        if std::mem::take(&mut slot.claimed_head) {
+            self.shared.disclaim_head(key);
+        }
         if std::mem::take(&mut slot.entered) {
             self.shared.leave(&self.gate);
         }
@@ -485,6 +524,7 @@ impl<R: Ring> Node<R> for FileNode {
             _ if req.end() > self.shared.facts.size => Verdict::Up(Status::IoError),
             (Err(verdict), _) => verdict,
             (_, Op::Read) if req.flags.has(Flags::MAY_LEND) && self.lend(req, cx) => Verdict::Up(Status::Ok),
+            _ if writes && req.offset.0 < u64::from(self.shared.facts.head) => self.protect(io, req, cx),
             (_, Op::Read | Op::Write) => self.transfer(io, req, cx),
             (_, Op::Discard | Op::WriteZeroes) => self.clear(io, req, cx),
             (_, Op::Flush) if self.shared.flush_failed() => Verdict::Up(Status::IoError),
@@ -522,6 +562,7 @@ impl<R: Ring> Node<R> for FileNode {
             Phase::AwaitSync if result < 0 => Verdict::Up(Status::IoError),
             Phase::AwaitSync => self.sync(io, cx),
             Phase::Hint => Verdict::Up(Status::Ok),
+            Phase::Head(step) => self.head_moved(io, req, step, result, cx),
         };
         self.settle(io, verdict, cx)
     }

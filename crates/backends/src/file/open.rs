@@ -1,5 +1,6 @@
 //! Opening a file: finding out what it is, locking it, deciding between buffered and direct.
 
+use super::container::{HEAD_LEN, container};
 use super::facts::{Alignment, Facts, Shared};
 use super::lock::{self, Locked};
 use super::spec::{Direct, FileSpec, OpenError};
@@ -10,7 +11,7 @@ use queue::FileId;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -83,6 +84,9 @@ impl File {
         } else {
             lock::lock(&handle, spec)?
         };
+        if spec.stays_raw {
+            check_head(spec, &handle)?;
+        }
         let length = length(&handle).map_err(call("measuring"))?;
         if let (Some(size), false) = (spec.size, block_device)
             && size.0 != length
@@ -130,6 +134,11 @@ impl File {
             nowait_writes: known.is_some_and(|row| row.3),
             timed_writes: true,
             block_device,
+            head: if spec.stays_raw && !read_only {
+                (HEAD_LEN as u64).saturating_sub(start.0) as u32
+            } else {
+                0
+            },
         };
         let limits = super::limits::limits(&facts, &disk)
             .map_err(|error| OpenError::refused(spec, error.to_string()))?;
@@ -185,6 +194,18 @@ impl File {
     pub fn error_descriptor(&self) -> io::Result<Option<OwnedFd>> {
         let again = self.error_handle.as_ref().map(|handle| handle.try_clone().map(OwnedFd::from));
         again.transpose()
+    }
+
+    /// A file in memory through which data is copied that only the kernel reaches, to check it before it is written.
+    /// `None`: nothing is checked.
+    ///
+    /// # Errors
+    /// No descriptor is to be had.
+    pub fn scratch_descriptor(&self) -> io::Result<Option<OwnedFd>> {
+        if self.shared.facts.head == 0 {
+            return Ok(None);
+        }
+        Ok(Some(rustix::fs::memfd_create("blockyard-head", rustix::fs::MemfdFlags::CLOEXEC)?))
     }
 
     /// What was asked for, as far as it has not changed since.
@@ -276,6 +297,15 @@ impl Backend for File {
             ("sizelimit", self.spec.sizelimit.map_or(0, |limit| limit.0).to_string()),
             ("dio", u8::from(facts.direct.is_some()).to_string()),
         ];
+        if facts.head > 0 {
+            let refused = self.shared.refused_head().map_or(String::new(), |format| {
+                format!(" (a client's write was refused that made it begin as a {format} image: format=raw allows that)")
+            });
+            out.push((
+                "format",
+                format!("raw, as none was given: it is kept from beginning as an image{refused}"),
+            ));
+        }
         if let Some(withdrawn) = self.shared.withdrawn() {
             out.push(("withdrawn", withdrawn.to_owned()));
         }
@@ -287,6 +317,19 @@ impl Backend for File {
         }
         out
     }
+}
+
+/// Refuses a file that begins as an image of another format.
+fn check_head(spec: &FileSpec, handle: &fs::File) -> Result<(), OpenError> {
+    let mut head = [0; HEAD_LEN];
+    let len = handle.read_at(&mut head, 0).map_err(|error| OpenError::call("reading", spec, error))?;
+    let Some(format) = container(&head[..len]) else { return Ok(()) };
+    let what = match format {
+        "qcow2" | "vmdk" => format!("add format={format} to serve what is in it"),
+        _ => "convert it with qemu-img to serve what is in it".to_owned(),
+    };
+    let why = format!("it begins as a {format} image ({what}, or format=raw to serve the file as it is)");
+    Err(OpenError::refused(spec, why))
 }
 
 /// Opens the file of a descriptor a second time, by its entry in `/proc`, as its name may stand for another file by now.

@@ -57,6 +57,9 @@ pub struct FileSpec {
     pub size: Option<Bytes>,
     /// Let others write to it at the same time.
     pub share: bool,
+    /// Nobody said that it is a raw disk: refuse it when it begins as an image of another format, and keep clients from
+    /// making it one.
+    pub stays_raw: bool,
 }
 
 impl FileSpec {
@@ -72,6 +75,7 @@ impl FileSpec {
             create: false,
             size: None,
             share: false,
+            stays_raw: false,
         }
     }
 }

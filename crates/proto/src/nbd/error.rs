@@ -71,7 +71,7 @@ pub const fn error_of(status: Status, flags: CommandFlags) -> Option<NbdError> {
         Status::NotSupported if flags.has(CommandFlags::FAST_ZERO) => NbdError::NotSupported,
         Status::NotSupported | Status::Invalid => NbdError::Invalid,
         Status::NoSpace => NbdError::NoSpace,
-        Status::ReservationConflict => NbdError::Perm,
+        Status::ReservationConflict | Status::NotPermitted => NbdError::Perm,
         Status::Resource => NbdError::NoMem,
         Status::Offline => NbdError::Shutdown,
         Status::Timeout

@@ -4,6 +4,7 @@ mod change;
 mod clear;
 mod direct;
 mod full;
+mod head;
 mod io;
 mod open;
 
@@ -27,6 +28,7 @@ pub(super) fn buffered_facts() -> Facts {
         nowait_writes: false,
         timed_writes: true,
         block_device: false,
+        head: 0,
     }
 }
 
