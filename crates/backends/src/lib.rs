@@ -29,7 +29,9 @@ mod testing;
 mod zero;
 
 pub use failing::{Failing, FailingNode};
-pub use file::{Alignment, Direct, Facts, File, FileNode, FileSpec, HEAD_LEN, OpenError, Shared, container};
+pub use file::{
+    Alignment, Direct, Facts, File, FileNode, FileSpec, HEAD_LEN, OpenError, Shared, container, not_raw,
+};
 pub use null::{
     BadRanges, Completion, CompletionError, FaultSpec, IrqMode, KnobError, Knobs, Null, NullError, NullNode,
     NullSpec, ParseBadError, ParseFaultError, Sharing, ZonedError, ZonedSpec,

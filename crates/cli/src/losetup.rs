@@ -19,7 +19,7 @@ use engine::change::Change;
 use engine::control::ClientError;
 use engine::loop_device::is_left_behind;
 use engine::rundir::RunDir;
-use engine::spec::{Bytes, Direct, Format, StackSpec};
+use engine::spec::{Bytes, Direct, FileFormat, Format, StackSpec};
 use options::{Action, Options};
 use rows::{Back, Row};
 use std::ffi::{OsStr, OsString};
@@ -165,7 +165,7 @@ fn stack(options: &Options, file: &Path) -> Result<StackSpec, Refusal> {
     let mut stack: StackSpec = "file:disk".parse().map_err(|why| failed(&why))?;
     if let StackSpec::File(spec) = &mut stack {
         // To losetup every file is the disk itself, whatever it begins with.
-        spec.format = Some(Format::Raw);
+        spec.format = FileFormat::Given(Format::Raw);
         spec.path = absolute;
         spec.offset = Bytes(options.offset.unwrap_or(0));
         spec.sizelimit = options.sizelimit.filter(|&limit| limit > 0).map(Bytes);

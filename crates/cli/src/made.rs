@@ -1,6 +1,7 @@
 //! What made the devices of this process, so that another process can serve them when this one is gone.
 
 use engine::rundir::RunDir;
+use engine::spec::{FileFormat, FileSpec, StackSpec};
 use engine::topology::Topology;
 use engine::ublk::{KeptPage, Origin, Record, Words};
 use std::path::Path;
@@ -70,7 +71,7 @@ impl Made {
     }
 
     /// What to write down, and where, for whoever takes a device over.
-    pub(crate) fn record(&self, run: &RunDir, name: &str) -> Option<(RunDir, Record)> {
+    pub(crate) fn record(&self, run: &RunDir, name: &str, stack: &StackSpec) -> Option<(RunDir, Record)> {
         let words = match (&self.words, &self.topology) {
             (Words::Topology { text, file }, Some(topology)) => {
                 Words::Topology { text: topology.text_of(text, file, name), file: file.clone() }
@@ -80,6 +81,9 @@ impl Made {
         let mut record = Record::new(name, self.folder.clone(), words, self.supervised);
         record.page.clone_from(&self.page);
         record.file.clone_from(&self.file);
+        if let StackSpec::File(FileSpec { format: FileFormat::Given(format), .. }) = stack {
+            record.format = Some(format.to_string());
+        }
         Some((run.clone(), record))
     }
 }
@@ -91,6 +95,7 @@ fn here() -> std::path::PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use engine::spec::Bytes;
     use engine::ublk::KeptToken;
 
     #[test]
@@ -100,7 +105,8 @@ mod tests {
         record.page =
             Some(KeptPage { address: "127.0.0.1:7070".parse().expect("one"), token, actions: false });
         let made = Made::by_record(&record, false);
-        let (_, next) = made.record(&RunDir::at("/nowhere"), "disk").expect("there is one");
+        let (_, next) =
+            made.record(&RunDir::at("/nowhere"), "disk", &StackSpec::Zero(Bytes(512))).expect("there is one");
         assert_eq!(next.page, record.page);
     }
 }

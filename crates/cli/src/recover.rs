@@ -13,7 +13,7 @@ use clap::Parser;
 use engine::change::Change;
 use engine::control::{DeviceInfo, ExportInfo};
 use engine::rundir::RunDir;
-use engine::spec::{DeviceName, Format, LayerSpec, StackSpec};
+use engine::spec::{Backing, DeviceName, FileFormat, FileSpec, Format, StackSpec};
 use engine::topology::Topology;
 use engine::ublk::{self, Foreign, Record, RecordError, Words};
 use std::collections::BTreeMap;
@@ -82,21 +82,30 @@ pub(crate) fn waiting(record: &Record) -> String {
 /// What made the device, as a topology of it alone.
 fn topology_of(record: &Record) -> Result<Topology, Failure> {
     let mut topology = as_described(record)?;
-    // An image that is written to is not recovered, so this one was raw: whoever wrote the header of an image to the
-    // device meanwhile does not decide what it is now.
     for device in &mut topology.devices {
-        if let (StackSpec::File(file), Some(other)) = (&mut device.stack, &record.file) {
+        let StackSpec::File(file) = &mut device.stack else { continue };
+        if let Some(other) = &record.file {
             file.path.clone_from(other);
         }
-        let over_an_overlay = device.layers.iter().any(|layer| matches!(layer, LayerSpec::Cow(_)));
-        if let StackSpec::File(file) = &mut device.stack
-            && !file.ro
-            && !over_an_overlay
-        {
-            file.format.get_or_insert(Format::Raw);
-        }
+        settle_format(file, record);
     }
     Ok(topology)
+}
+
+/// A device keeps the format that it was started with: what its file begins with by now does not decide.
+fn settle_format(file: &mut FileSpec, record: &Record) {
+    let given = |text: &String| Format::ALL.into_iter().find(|format| format.to_string() == *text);
+    if file.format == FileFormat::Probe {
+        file.format =
+            record.format.as_ref().and_then(given).map_or(FileFormat::Unspecified, FileFormat::Given);
+        if !file.may_be_image() {
+            file.backing = Backing::Beside;
+        }
+    }
+    // One that began as an image would have been refused, or another program made it one: it is still the raw disk.
+    if file.format == FileFormat::Unspecified && file.begins_as_image() {
+        file.format = FileFormat::Given(Format::Raw);
+    }
 }
 
 fn as_described(record: &Record) -> Result<Topology, Failure> {

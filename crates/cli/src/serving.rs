@@ -323,7 +323,7 @@ impl Serving {
                 device,
                 spec,
                 self.made.origin(),
-                self.made.record(&self.run, device.name().as_str()),
+                self.made.record(&self.run, device.name().as_str(), &device.stack()),
             )
             .await?;
         if self.args.verbose {

@@ -21,6 +21,11 @@ pub enum Format {
     Vmdk,
 }
 
+impl Format {
+    /// All of them.
+    pub const ALL: [Format; 3] = [Format::Raw, Format::Qcow2, Format::Vmdk];
+}
+
 impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -31,31 +36,34 @@ impl fmt::Display for Format {
     }
 }
 
-/// The first bytes of a file, as many as decide; none of what is no regular file or block device.
-pub(crate) fn head(file: &File) -> io::Result<Vec<u8>> {
-    let mut head = Vec::new();
-    file.take(backends::HEAD_LEN as u64).read_to_end(&mut head)?;
-    Ok(head)
-}
-
 /// Detects the format of a file. A file that cannot be opened, or is not a regular file, is raw: opening it to serve it
 /// says more. So is one of a format that is not read here, which is then refused as a raw disk.
 ///
 /// # Errors
 /// The file could be opened and not read.
 pub fn detect(path: &Path) -> io::Result<Format> {
-    // A FIFO must not hold us up.
-    let Ok(file) = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path) else {
-        return Ok(Format::Raw);
-    };
-    if !file.metadata()?.is_file() {
-        return Ok(Format::Raw);
-    }
-    Ok(match backends::container(&head(&file)?) {
+    Ok(match container_of(path)? {
         Some("qcow2") => Format::Qcow2,
         Some("vmdk") => Format::Vmdk,
         _ => Format::Raw,
     })
+}
+
+/// The format of an image that a regular file begins as; `None`, too, for what cannot be opened or is no such file.
+///
+/// # Errors
+/// The file could be opened and not read.
+pub fn container_of(path: &Path) -> io::Result<Option<&'static str>> {
+    // A FIFO must not hold us up.
+    let Ok(file) = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path) else {
+        return Ok(None);
+    };
+    if !file.metadata()?.is_file() {
+        return Ok(None);
+    }
+    let mut head = Vec::new();
+    file.take(backends::HEAD_LEN as u64).read_to_end(&mut head)?;
+    Ok(backends::container(&head))
 }
 
 #[cfg(test)]

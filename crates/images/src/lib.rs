@@ -26,7 +26,7 @@ mod tests;
 mod work;
 
 pub use beside::Backing;
-pub use detect::{Format, detect};
+pub use detect::{Format, container_of, detect};
 pub use node::ImageNode;
 pub use open::ImageError;
 pub use pool::Nudge;

@@ -117,7 +117,7 @@ fn ext4_on_an_overlay_an_image_and_the_export_of_another_server() {
     if !missing(&["qemu-img"]) {
         let words = ["qemu-img", "create", "-q", "-f", "qcow2", "image.qcow2", &LEN.to_string()];
         run(&mut sandbox.tool(&words)).ok();
-        stacks.push(("file:image.qcow2".to_owned(), Vec::new()));
+        stacks.push(("file:image.qcow2,format=qcow2".to_owned(), Vec::new()));
     }
     for (stack, more) in stacks {
         let start = Instant::now();

@@ -42,6 +42,15 @@ pub fn container(head: &[u8]) -> Option<&'static str> {
     is_vmdk_descriptor(head).then_some("vmdk")
 }
 
+/// Why a file that begins as an image is not served as a raw disk, and what to do.
+pub fn not_raw(format: &str) -> String {
+    let what = match format {
+        "qcow2" | "vmdk" => format!("add format={format} to serve what is in it"),
+        _ => "convert it with qemu-img to serve what is in it".to_owned(),
+    };
+    format!("it begins as a {format} image ({what}, or add format=raw to serve the file as it is)")
+}
+
 /// QEMU's rule for the text of a vmdk: after comments and blank lines, `version=` and 1, 2 or 3.
 fn is_vmdk_descriptor(head: &[u8]) -> bool {
     let mut lines = head.split_inclusive(|&byte| byte == b'\n');

@@ -29,7 +29,7 @@ pub(crate) mod sys;
 #[cfg(test)]
 mod tests;
 
-pub use container::{HEAD_LEN, container};
+pub use container::{HEAD_LEN, container, not_raw};
 pub use facts::{Alignment, Facts, Shared};
 pub use node::FileNode;
 pub use open::File;

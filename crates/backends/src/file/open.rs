@@ -1,6 +1,6 @@
 //! Opening a file: finding out what it is, locking it, deciding between buffered and direct.
 
-use super::container::{HEAD_LEN, container};
+use super::container::{HEAD_LEN, container, not_raw};
 use super::facts::{Alignment, Facts, Shared};
 use super::lock::{self, Locked};
 use super::spec::{Direct, FileSpec, OpenError};
@@ -324,12 +324,7 @@ fn check_head(spec: &FileSpec, handle: &fs::File) -> Result<(), OpenError> {
     let mut head = [0; HEAD_LEN];
     let len = handle.read_at(&mut head, 0).map_err(|error| OpenError::call("reading", spec, error))?;
     let Some(format) = container(&head[..len]) else { return Ok(()) };
-    let what = match format {
-        "qcow2" | "vmdk" => format!("add format={format} to serve what is in it"),
-        _ => "convert it with qemu-img to serve what is in it".to_owned(),
-    };
-    let why = format!("it begins as a {format} image ({what}, or format=raw to serve the file as it is)");
-    Err(OpenError::refused(spec, why))
+    Err(OpenError::refused(spec, not_raw(format)))
 }
 
 /// Opens the file of a descriptor a second time, by its entry in `/proc`, as its name may stand for another file by now.

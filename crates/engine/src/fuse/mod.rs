@@ -360,6 +360,12 @@ fn facts(device: &Device, spec: &FuseSpec, over_io_uring: bool) -> FileFacts {
 /// The file behind a device whose stack adds nothing to it.
 fn passed_through(device: &Device) -> Result<OwnedFd, FuseError> {
     let refused = |why: &str| FuseError::Passthrough { why: why.to_owned() };
+    if device.form().tree.only_file().is_some_and(|file| file.shared().facts().head > 0) {
+        // The kernel writes to the file past the check.
+        let why =
+            "the file's format was not given, so writes to its first sector are checked (add format=raw)";
+        return Err(refused(why));
+    }
     device
         .plain_file()
         .ok_or_else(|| refused("only a whole file without layers can be passed through"))?

@@ -5,7 +5,7 @@ use super::layer::parse_selector;
 use super::null::{self, NullSpec};
 use super::{DeviceName, NbdSpec, SpecError, TableSpec};
 use block::{Bytes, Integrity};
-use images::Format;
+use images::{Backing, Format};
 use partition::Selector;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -58,6 +58,19 @@ pub enum Direct {
     Off,
 }
 
+/// What a file holds a disk as.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub enum FileFormat {
+    /// Nothing was given: it is a raw disk. It is refused if it begins as an image, and clients cannot make it begin as
+    /// one, so nobody who opens the file later without a format takes it for one.
+    #[default]
+    Unspecified,
+    /// What its first bytes say, which is only good for files that no client has written.
+    Probe,
+    /// This, whatever it begins with.
+    Given(Format),
+}
+
 /// `file:PATH`.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct FileSpec {
@@ -79,8 +92,10 @@ pub struct FileSpec {
     pub share: bool,
     /// Only that partition of it.
     pub part: Option<Selector>,
-    /// What the file holds a disk as; `None`: what its first bytes say.
-    pub format: Option<Format>,
+    /// What the file holds a disk as.
+    pub format: FileFormat,
+    /// Which files an image may name.
+    pub backing: Backing,
     /// The device grows by itself when the file does.
     pub autosize: bool,
     /// The device goes when its last client has.
@@ -100,7 +115,12 @@ pub struct RamSpec {
     pub integrity: Option<Integrity>,
 }
 
-const FORMAT: [(&str, Format); 3] = [("raw", Format::Raw), ("qcow2", Format::Qcow2), ("vmdk", Format::Vmdk)];
+const FORMAT: [(&str, FileFormat); 4] = [
+    ("raw", FileFormat::Given(Format::Raw)),
+    ("qcow2", FileFormat::Given(Format::Qcow2)),
+    ("vmdk", FileFormat::Given(Format::Vmdk)),
+    ("probe", FileFormat::Probe),
+];
 pub(super) const DIRECT: [(&str, Direct); 3] =
     [("auto", Direct::Auto), ("on", Direct::On), ("off", Direct::Off)];
 const KINDS: &str = "there are file:PATH, ram:SIZE, null:SIZE, zero:SIZE, error:SIZE, nbd:URI";
@@ -173,6 +193,7 @@ fn parse_file(what: &str, items: impl Iterator<Item = String>) -> Result<FileSpe
         "share",
         "part",
         "format",
+        "backing",
         "autosize",
         "autoclear",
         "partscan",
@@ -191,12 +212,20 @@ fn parse_file(what: &str, items: impl Iterator<Item = String>) -> Result<FileSpe
         create: None,
         share: options.flag("share")?,
         part: options.text("part")?.map(|text| parse_selector(&text)).transpose()?,
-        format: options.choice("format", &FORMAT)?,
+        format: options.choice("format", &FORMAT)?.unwrap_or_default(),
+        backing: parse_backing(options.text("backing")?)?,
         autosize: options.flag("autosize")?,
         autoclear: options.flag("autoclear")?,
         partscan: options.flag("partscan")?,
     };
     let size: Option<Bytes> = options.value("size", "10G")?;
+    if file.backing != Backing::Beside && !file.may_be_image() {
+        let fix = "add format=qcow2, or leave it out";
+        return Err(SpecError::new(
+            "backing says which files an image may name, and this is a raw disk",
+            fix,
+        ));
+    }
     if file.sizelimit == Some(Bytes::ZERO) {
         return Err(SpecError::new("sizelimit is 0", "leave it out for the whole file"));
     }
@@ -220,6 +249,20 @@ fn parse_file(what: &str, items: impl Iterator<Item = String>) -> Result<FileSpe
         ));
     }
     Ok(file)
+}
+
+/// `allow`, `none`, or files and folders with colons between them.
+fn parse_backing(text: Option<String>) -> Result<Backing, SpecError> {
+    let Some(text) = text else { return Ok(Backing::Beside) };
+    match text.as_str() {
+        "allow" => Ok(Backing::Any),
+        "none" => Ok(Backing::None),
+        list if list.split(':').any(str::is_empty) => Err(SpecError::new(
+            "option backing has an empty path",
+            "write backing=allow, none, or PATH:PATH:…",
+        )),
+        list => Ok(Backing::Listed(list.split(':').map(PathBuf::from).collect())),
+    }
 }
 
 fn parse_ram(what: &str, items: impl Iterator<Item = String>) -> Result<RamSpec, SpecError> {
@@ -274,7 +317,12 @@ impl StackSpec {
     #[must_use]
     pub fn rooted(mut self, base: &Path) -> StackSpec {
         match &mut self {
-            StackSpec::File(file) => file.path = base.join(&file.path),
+            StackSpec::File(file) => {
+                file.path = base.join(&file.path);
+                if let Backing::Listed(listed) = &mut file.backing {
+                    listed.iter_mut().for_each(|entry| *entry = base.join(&*entry));
+                }
+            }
             StackSpec::Nbd(nbd) => nbd.rooted(base),
             StackSpec::Table(table) => table.base = base.join(&table.base),
             _ => {}
@@ -307,7 +355,17 @@ impl fmt::Display for StackSpec {
 impl FileSpec {
     /// It is said to be an image of a format.
     pub fn is_image(&self) -> bool {
-        self.format.is_some_and(|format| format != Format::Raw)
+        matches!(self.format, FileFormat::Given(format) if format != Format::Raw)
+    }
+
+    /// It is said to be an image of a format, or its first bytes decide.
+    pub fn may_be_image(&self) -> bool {
+        self.is_image() || self.format == FileFormat::Probe
+    }
+
+    /// Whether it begins as an image by now. A file that cannot be read does not: opening it says more.
+    pub fn begins_as_image(&self) -> bool {
+        matches!(images::container_of(&self.path), Ok(Some(_)))
     }
 
     /// The first option that means something to raw files only.
@@ -339,8 +397,15 @@ impl fmt::Display for FileSpec {
             write!(f, ",size={size},create")?;
         }
         write_flag(f, self.share, "share")?;
-        if let Some(format) = self.format {
-            write!(f, ",format={format}")?;
+        write_choice(f, "format", self.format, &FORMAT)?;
+        match &self.backing {
+            Backing::Beside => {}
+            Backing::Any => f.write_str(",backing=allow")?,
+            Backing::None => f.write_str(",backing=none")?,
+            Backing::Listed(listed) => {
+                let listed: Vec<_> = listed.iter().map(|entry| entry.to_string_lossy()).collect();
+                write!(f, ",backing={}", Escaped(&listed.join(":")))?;
+            }
         }
         if let Some(part) = &self.part {
             write!(f, ",part={}", Escaped(&part.to_string()))?;

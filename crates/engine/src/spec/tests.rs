@@ -233,8 +233,15 @@ fn any_file() -> impl Strategy<Value = StackSpec> {
         "[a-f0-9-]{1,36}".prop_map(Selector::Uuid),
     ]);
     let flags = any::<[bool; 5]>();
-    ("[a-z=:,/\\\\ .]{1,20}", direct, 0u64..512, size(), any_block(), flags, part).prop_flat_map(
-        move |(path, direct, offset, sizelimit, block, flags, part)| {
+    let format = prop_oneof![
+        Just((FileFormat::Unspecified, Backing::Beside)),
+        Just((FileFormat::Given(Format::Raw), Backing::Beside)),
+        Just((FileFormat::Probe, Backing::None)),
+        Just((FileFormat::Given(Format::Vmdk), Backing::Any)),
+        Just((FileFormat::Given(Format::Qcow2), Backing::Listed(vec!["/a, b".into(), "c".into()]))),
+    ];
+    ("[a-z=:,/\\\\ .]{1,20}", direct, 0u64..512, size(), any_block(), flags, part, format).prop_flat_map(
+        move |(path, direct, offset, sizelimit, block, flags, part, (format, backing))| {
             let [ro, share, autosize, autoclear, partscan] = flags;
             let create = if ro { Just(None).boxed() } else { size().boxed() };
             create.prop_map(move |create| {
@@ -250,7 +257,8 @@ fn any_file() -> impl Strategy<Value = StackSpec> {
                     create,
                     share,
                     part: part.clone(),
-                    format: create.is_some().then_some(Format::Raw),
+                    format: if create.is_some() { FileFormat::Given(Format::Raw) } else { format },
+                    backing: if create.is_some() { Backing::Beside } else { backing.clone() },
                     autosize,
                     autoclear,
                     partscan,

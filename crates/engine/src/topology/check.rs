@@ -1,7 +1,7 @@
 //! What is wrong with a topology as a whole, and with the files that it names.
 
 use super::{DeviceSpec, ExportKind, ExportSpec, NbdOptions, Problem, Topology};
-use crate::spec::{FileSpec, LayerSpec, NbdAddress, StackSpec, misplaced};
+use crate::spec::{FileFormat, FileSpec, LayerSpec, NbdAddress, StackSpec, misplaced};
 use rustix::fs::{Access, access};
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -176,6 +176,11 @@ fn check_file(file: &FileSpec) -> Result<(), String> {
         let fix = if file.ro { "change its mode" } else { "change its mode, or add ro" };
         format!("{} ({fix})", std::io::Error::from(why))
     })?;
+    if file.format == FileFormat::Unspecified
+        && let Ok(Some(format)) = images::container_of(&file.path)
+    {
+        return Err(backends::not_raw(format));
+    }
     if kind.is_file() && file.offset.0 >= metadata.len() {
         return Err(format!("it has {} bytes, and the device starts at {}", metadata.len(), file.offset.0));
     }

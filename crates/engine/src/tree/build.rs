@@ -3,7 +3,7 @@
 use super::source::Source;
 use super::{Surroundings, Tree, cow, part, table};
 use crate::device::{DeviceConfig, DeviceError, Form};
-use crate::spec::{FileSpec, Format, LayerSpec, LogSpec, StackSpec, TableSpec};
+use crate::spec::{FileFormat, FileSpec, Format, LayerSpec, LogSpec, StackSpec, TableSpec};
 use block::{LimitOverrides, Sectors};
 use layers::target::{Delay, Flakey, LogWrites, Place};
 use layers::{Layer, SplitLayer};
@@ -23,19 +23,17 @@ pub(crate) fn open(config: &DeviceConfig, around: &Surroundings<'_>) -> Result<F
         // An origin is only read: others may have overlays over it too.
         stack = cow::origin(stack)?;
     }
-    let mut tree = Tree::leaf(Source::open(&stack)?);
+    let source = Source::open(&stack)?;
+    let mut words = config.stack.clone();
+    source.settle(&mut words);
+    let mut tree = Tree::leaf(source);
     if let StackSpec::File(file) = &config.stack
         && let Some(selector) = &file.part
     {
         tree = part::open(tree, selector)?;
     }
     let tree = finish(tree, &config.layers, &config.limits)?;
-    Ok(Form {
-        stack: config.stack.clone(),
-        layers: all_layers(&config.layers, &config.limits),
-        tree,
-        table: None,
-    })
+    Ok(Form { stack: words, layers: all_layers(&config.layers, &config.limits), tree, table: None })
 }
 
 /// Load a table, and put the layers on it.
@@ -124,7 +122,7 @@ fn over(layer: impl Layer<KernelRing> + 'static, below: Vec<Tree>) -> Result<Tre
 fn log(below: Tree, spec: &LogSpec) -> Result<Tree, DeviceError> {
     let file = FileSpec {
         path: spec.file.clone(),
-        format: Some(Format::Raw),
+        format: FileFormat::Given(Format::Raw),
         create: spec.create,
         ..FileSpec::default()
     };

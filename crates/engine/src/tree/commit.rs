@@ -42,6 +42,11 @@ pub enum CommitError {
         "the overlay holds data past the end of what is under it, which cannot be made longer (make that {0} long)"
     )]
     Shorter(Bytes),
+    /// The file under the overlay would become an image of another format.
+    #[error(
+        "what clients wrote begins as an image of another format, and nobody said what the file under the overlay is (serve it with format=raw, then commit again)"
+    )]
+    BecomesImage,
     /// It cannot be read or written.
     #[error("{doing} failed: {source}")]
     Io {
@@ -200,7 +205,10 @@ impl Commit {
                 let (ours, theirs) = (&mut ours[..len], &mut theirs[..len]);
                 store.read(layout.data_at().0 + offset, ours).map_err(at("reading the overlay"))?;
                 base.read(offset, theirs).map_err(at("reading what is under it"))?;
-                write_changed(&mut base, offset, ours, theirs).map_err(at("writing what is under it"))?;
+                write_changed(&mut base, offset, ours, theirs).map_err(|why| match why.raw_os_error() {
+                    Some(libc::EPERM) => CommitError::BecomesImage,
+                    _ => at("writing what is under it")(why),
+                })?;
                 offset += len as u64;
             }
         }

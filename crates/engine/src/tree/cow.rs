@@ -4,7 +4,7 @@ use super::scratch::Scratch;
 use super::source::Source;
 use super::{Extent, Tree};
 use crate::device::DeviceError;
-use crate::spec::{CowSpec, FileSpec, Format, StackSpec};
+use crate::spec::{CowSpec, FileFormat, FileSpec, Format, StackSpec};
 use block::{Bytes, Fact};
 use layers::CowLayer;
 use layers::cow::Index;
@@ -73,7 +73,7 @@ pub(super) fn open(below: Tree, spec: &CowSpec) -> Result<Tree, DeviceError> {
     let store = Tree::leaf(Source::open(&StackSpec::File(FileSpec {
         path: path.clone(),
         direct: spec.direct,
-        format: Some(Format::Raw),
+        format: FileFormat::Given(Format::Raw),
         create: make.then(|| layout.file_len()),
         ..FileSpec::default()
     }))?);

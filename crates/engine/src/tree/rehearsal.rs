@@ -5,8 +5,10 @@
 //! the topology has is taken to be there and to be long enough. Nothing is written: a target that would write to a
 //! device when it is made is told that it did.
 
-use super::table::{Order, TableError, check_area, identity_of_file, is_number_pair, node_of, numbers_of};
-use crate::spec::{FileSpec, LineSpec, StackSpec, TableSpec};
+use super::table::{
+    Order, TableError, check_area, identity_of_file, is_number_pair, node_of, numbers_of, plain, undecided,
+};
+use crate::spec::{FileFormat, FileSpec, LineSpec, StackSpec, TableSpec};
 use block::{Abilities, Bytes, Profile, QueueLimits};
 use layers::target::{Devices, Kind, LookupError, Place, TargetError, kinds};
 use ring::KernelRing;
@@ -17,8 +19,6 @@ use std::path::{Path, PathBuf};
 
 /// How long what is not asked is taken to be.
 const LONG: Bytes = Bytes(1 << 60);
-/// How files begin that are no raw disks: qcow2, vmdk, and a vmdk's description.
-const IMAGES: [&[u8; 4]; 3] = [b"QFI\xFB", b"KDMV", b"# Di"];
 
 /// What is wrong with a table. `devices`: the other devices that there will be.
 pub(crate) fn rehearse(spec: &TableSpec, devices: &[&str]) -> Result<(), TableError> {
@@ -73,13 +73,16 @@ impl Looked<'_> {
         if is_number_pair(word) {
             let node =
                 node_of(word).ok_or_else(|| failed("there is no such block device".into(), libc::ENODEV))?;
-            return self.file(word, &FileSpec { path: node, ..FileSpec::default() });
+            return self.file(word, &plain(node));
         }
         if word.contains(':') {
             let spec: StackSpec = word.parse().map_err(|why| failed(format!("{why}"), libc::EINVAL))?;
+            if let Some(why) = undecided(&spec) {
+                return Err(failed(why.to_owned(), libc::EINVAL));
+            }
             return match spec.rooted(self.base) {
                 // A partition, or an image of a format: how long that is, who opens it sees.
-                StackSpec::File(file) if file.part.is_some() || file.format.is_some() => {
+                StackSpec::File(file) if file.part.is_some() || file.is_image() => {
                     let mut found = self.file(word, &file)?;
                     (found.profile.size, found.file) = (LONG, None);
                     Ok(found)
@@ -96,7 +99,7 @@ impl Looked<'_> {
             return Ok(unasked(LONG, format!("device {name}")));
         }
         let path: PathBuf = self.base.join(word);
-        self.file(word, &FileSpec { path, ..FileSpec::default() })
+        self.file(word, &plain(path))
     }
 
     /// What a file holds, read only.
@@ -121,7 +124,12 @@ impl Looked<'_> {
         let size = Bytes(end.saturating_sub(spec.offset.0));
         let size =
             spec.sizelimit.map_or(size, |limit| if limit.0 > 0 { Bytes(limit.0.min(size.0)) } else { size });
-        let size = if is_image(&file) { LONG } else { size };
+        if spec.format == FileFormat::Unspecified
+            && let Some(format) = container_of(&file).map_err(failed)?
+        {
+            let why = format!("{}: {}", spec.path.display(), backends::not_raw(format));
+            return Err(LookupError { why, errno: libc::EINVAL });
+        }
         let identity = numbers_of(&spec.path).unwrap_or_else(|| identity_of_file(spec));
         // An offset is only for who opens it: areas are counted from there.
         let file = (spec.offset.0 == 0).then_some(file);
@@ -129,10 +137,11 @@ impl Looked<'_> {
     }
 }
 
-/// What has a header of its own is as long as that says.
-fn is_image(file: &File) -> bool {
-    let mut first = [0; 4];
-    file.read_exact_at(&mut first, 0).is_ok() && IMAGES.contains(&&first)
+/// The format of an image that the file begins as.
+fn container_of(file: &File) -> io::Result<Option<&'static str>> {
+    let mut head = [0; backends::HEAD_LEN];
+    let len = file.read_at(&mut head, 0)?;
+    Ok(backends::container(&head[..len]))
 }
 
 fn profile(size: Bytes) -> Profile {

@@ -3,7 +3,7 @@
 use super::Held;
 use crate::device::DeviceError;
 use crate::dial::Remote;
-use crate::spec::{Direct, FileSpec, Format, IrqMode, NullSpec, StackSpec};
+use crate::spec::{Backing, Direct, FileFormat, FileSpec, Format, IrqMode, NullSpec, StackSpec};
 use backends::{Backend, Completion, Failing, File, Null, Ram, Zero, ZeroPages, zero_file};
 use block::Profile;
 use images::{Image, ImageSpec};
@@ -26,24 +26,10 @@ pub(crate) enum Source {
 impl Source {
     pub(crate) fn open(spec: &StackSpec) -> Result<Source, DeviceError> {
         Ok(match spec {
-            StackSpec::File(spec) if image_format(spec)? != Format::Raw => {
-                Source::Image(Image::open(&image(spec, image_format(spec)?)?)?)
-            }
-            StackSpec::File(spec) => Source::File(File::open(&backends::FileSpec {
-                path: spec.path.clone(),
-                direct: match spec.direct {
-                    Direct::Auto => backends::Direct::Auto,
-                    Direct::On => backends::Direct::On,
-                    Direct::Off => backends::Direct::Off,
-                },
-                offset: spec.offset,
-                sizelimit: spec.sizelimit,
-                block: spec.block,
-                read_only: spec.ro,
-                create: spec.create.is_some(),
-                size: spec.create,
-                share: spec.share,
-            })?),
+            StackSpec::File(spec) => match image_format(spec)? {
+                Format::Raw => Source::File(File::open(&raw(spec))?),
+                format => Source::Image(Image::open(&image(spec, format)?)?),
+            },
             StackSpec::Ram(spec) => {
                 let (size, huge, integrity) = (spec.size, spec.hugepages, spec.integrity);
                 Source::Ram(Ram::new(&backends::RamSpec { size, huge, integrity })?)
@@ -67,6 +53,20 @@ impl Source {
             Source::Zero(..) => "zero",
             Source::Failing(_) => "error",
             Source::Nbd(_) => "nbd",
+        }
+    }
+
+    /// The words for it from here on: what `format=probe` found is not looked for again.
+    pub(crate) fn settle(&self, stack: &mut StackSpec) {
+        if let StackSpec::File(spec) = stack
+            && spec.format == FileFormat::Probe
+        {
+            (spec.format, spec.backing) = match self {
+                Source::Image(image) => {
+                    (FileFormat::Given(image.spec().format), image.spec().backing.clone())
+                }
+                _ => (FileFormat::Unspecified, Backing::Beside),
+            };
         }
     }
 
@@ -127,6 +127,11 @@ impl Source {
                     held.files.push(again);
                     node = node.with_error_file(again);
                 }
+                if let Some(scratch) = file.scratch_descriptor()? {
+                    let scratch = ring.add_unregistered_file(Arc::new(scratch));
+                    held.files.push(scratch);
+                    node = node.with_scratch_file(scratch);
+                }
                 match file.memory() {
                     Some(memory) => Box::new(node.lending(held.region(ring, memory))),
                     None => Box::new(node),
@@ -157,27 +162,45 @@ impl Source {
     }
 }
 
-/// What a file is to be served as.
+/// What a file is to be served as. Only `format=probe` lets the file decide.
 fn image_format(spec: &FileSpec) -> Result<Format, DeviceError> {
     match spec.format {
-        Some(format) => Ok(format),
-        None => Ok(images::detect(&spec.path)?),
+        FileFormat::Given(format) => Ok(format),
+        FileFormat::Probe => Ok(images::detect(&spec.path)?),
+        FileFormat::Unspecified => Ok(Format::Raw),
+    }
+}
+
+fn raw(spec: &FileSpec) -> backends::FileSpec {
+    backends::FileSpec {
+        path: spec.path.clone(),
+        direct: match spec.direct {
+            Direct::Auto => backends::Direct::Auto,
+            Direct::On => backends::Direct::On,
+            Direct::Off => backends::Direct::Off,
+        },
+        offset: spec.offset,
+        sizelimit: spec.sizelimit,
+        block: spec.block,
+        read_only: spec.ro,
+        create: spec.create.is_some(),
+        size: spec.create,
+        share: spec.share,
+        stays_raw: spec.format != FileFormat::Given(Format::Raw),
     }
 }
 
 fn image(spec: &FileSpec, format: Format) -> Result<ImageSpec, DeviceError> {
-    let detected = spec.format.is_none();
+    let detected = spec.format == FileFormat::Probe;
     if let Some(option) = spec.raw_only() {
         return Err(DeviceError::RawOnly { path: spec.path.clone(), format, option });
     }
     if detected {
         let path = spec.path.display();
-        tracing::info!(
-            "{path} begins as a {format} image and is served as one (pin it with format={format})"
-        );
+        tracing::info!("{path} begins as a {format} image and is served as one, as format=probe asks");
     }
     let (path, read_only, share) = (spec.path.clone(), spec.ro, spec.share);
-    Ok(ImageSpec { path, format, detected, read_only, share, backing: images::Backing::Beside })
+    Ok(ImageSpec { path, format, detected, read_only, share, backing: spec.backing.clone() })
 }
 
 fn null(spec: &NullSpec) -> Result<Null, DeviceError> {

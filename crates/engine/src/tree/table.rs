@@ -10,7 +10,7 @@ use super::source::Source;
 use super::{Scratch, Tree};
 use crate::device::{Device, DeviceError};
 use crate::dial::{Assumed, Remote};
-use crate::spec::{FileSpec, LineSpec, StackSpec, TableSpec, escaped_word};
+use crate::spec::{FileFormat, FileSpec, Format, LineSpec, StackSpec, TableSpec, escaped_word};
 use block::{Bytes, Features, Profile, Sectors};
 use layers::target::{Devices, Kind, LookupError, Names, Place, Row, TableLayer, Target, TargetError, kinds};
 use ring::KernelRing;
@@ -293,6 +293,9 @@ impl Opening<'_> {
             let spec: StackSpec =
                 word.parse().map_err(|why| LookupError { why: format!("{why}"), errno: libc::EINVAL })?;
             let mut spec = spec.rooted(self.base);
+            if let Some(why) = undecided(&spec) {
+                return Err(LookupError { why: format!("{word}: {why}"), errno: libc::EINVAL });
+            }
             if let (StackSpec::Nbd(nbd), Some(_)) = (&mut spec, later)
                 && !word.contains("reconnect=")
             {
@@ -320,8 +323,9 @@ impl Opening<'_> {
     }
 
     fn path(&self, path: &Path) -> Result<(Tree, String, String), LookupError> {
-        // Targets of one table, and several tables, may stand on parts of one disk, as they may in the kernel.
-        let file = FileSpec { path: self.base.join(path), share: true, ..FileSpec::default() };
+        // Targets of one table, and several tables, may stand on parts of one disk, as they may in the kernel. As there,
+        // it is a disk whatever it begins with.
+        let file = plain(self.base.join(path));
         let numbers = numbers_of(&file.path);
         let identity = numbers.clone().unwrap_or_else(|| identity_of_file(&file));
         let shown = numbers.unwrap_or_else(|| escaped_word(&path.to_string_lossy()));
@@ -394,6 +398,19 @@ fn errno_of(error: &DeviceError) -> i32 {
         source = error.source();
     }
     libc::ENODEV
+}
+
+/// What a path in a table stands for.
+pub(super) fn plain(path: PathBuf) -> FileSpec {
+    FileSpec { path, share: true, format: FileFormat::Given(Format::Raw), ..FileSpec::default() }
+}
+
+/// Why a word of a table is refused that leaves the format to the file: the table is loaded anew at each start, when a
+/// client may have written to it.
+pub(super) fn undecided(spec: &StackSpec) -> Option<&'static str> {
+    let StackSpec::File(file) = spec else { return None };
+    (file.format == FileFormat::Probe)
+        .then_some("a table does not detect formats (give format=raw, qcow2 or vmdk)")
 }
 
 pub(super) fn is_number_pair(word: &str) -> bool {

@@ -112,6 +112,9 @@ pub struct Record {
     /// The file in the place of the one that the words name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<PathBuf>,
+    /// The format that it was served in from the start, for words that left that to the file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<String>,
     /// The page of that process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page: Option<KeptPage>,
@@ -130,6 +133,7 @@ impl Record {
             folder,
             words,
             file: None,
+            format: None,
             page: None,
         }
     }

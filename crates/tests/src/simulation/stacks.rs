@@ -431,6 +431,7 @@ impl Setup {
             // These are timed by the real clock, which would not replay.
             timed_writes: false,
             block_device: false,
+            head: 0,
         };
         self.facts.push(Some(facts));
         self.switches.push(facts.direct.filter(|_| rng.chance(500)));

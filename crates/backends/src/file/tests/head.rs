@@ -167,7 +167,7 @@ fn a_file_that_begins_as_an_image_is_opened_only_if_that_is_meant() {
         std::fs::write(&path, [beginning, &content(0, 1 << 20)].concat()).unwrap();
         let why = File::open(&spec).unwrap_err().to_string();
         assert!(why.contains("it begins as a ") && why.contains(hint), "{why}");
-        assert!(why.contains("format=raw to serve the file as it is"), "{why}");
+        assert!(why.contains("add format=raw to serve the file as it is"), "{why}");
         let file = File::open(&FileSpec::new(&path)).unwrap();
         assert_eq!(file.shared().facts().head, 0);
     }

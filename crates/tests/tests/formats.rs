@@ -1,0 +1,232 @@
+//! What a file is served as: what the user says, and never what a client wrote to it.
+
+use blockyard_tests::peer::Peer;
+use blockyard_tests::server::{Sandbox, Server};
+use blockyard_tests::tools::{missing, run};
+use proto::nbd::{CommandFlags, NbdError};
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::Path;
+
+const LEN: u64 = 1 << 20;
+const SECRET: &[u8; 512] = &[0x5e; 512];
+
+fn qemu_img(sandbox: &Sandbox, words: &[&str]) -> String {
+    run(&mut sandbox.tool(&[&["qemu-img"], words].concat())).ok()
+}
+
+/// A folder with a raw disk, a file beside it that nobody may see, and the bytes of an image over that file.
+fn site() -> (Sandbox, Vec<u8>) {
+    let sandbox = Sandbox::default();
+    sandbox.image("disk.img", LEN);
+    let secret: Vec<u8> = SECRET.iter().copied().cycle().take(LEN as usize).collect();
+    std::fs::write(sandbox.path("secret"), secret).expect("a file");
+    qemu_img(&sandbox, &["create", "-q", "-f", "qcow2", "-b", "secret", "-F", "raw", "evil.qcow2", "1M"]);
+    let image = std::fs::read(sandbox.path("evil.qcow2")).expect("an image");
+    (sandbox, image)
+}
+
+fn serve(sandbox: &Sandbox, stack: &str) -> (Server, Peer) {
+    let server = sandbox.serve(stack, &["--name", "disk"]);
+    let peer = Peer::connect(&server.socket(), "disk");
+    (server, peer)
+}
+
+fn refused(sandbox: &Sandbox, words: &[&str]) -> String {
+    sandbox.run(words).failed_with(1)
+}
+
+fn put(path: &Path, at: u64, bytes: &[u8]) {
+    let file = std::fs::File::options().write(true).open(path).expect("a file");
+    file.write_all_at(bytes, at).expect("bytes");
+}
+
+#[test]
+fn a_client_does_not_choose_which_files_of_the_host_are_read() {
+    if missing(&["qemu-img"]) {
+        return;
+    }
+    let (sandbox, image) = site();
+    for _ in 0..2 {
+        let (mut server, mut peer) = serve(&sandbox, "file:disk.img");
+        // All at once, the first sector, and byte by byte.
+        assert_eq!(peer.write(0, &image, CommandFlags::NONE), Err(NbdError::Perm));
+        assert_eq!(peer.write(0, &image[..512], CommandFlags::FUA), Err(NbdError::Perm));
+        for at in 0..3 {
+            peer.write(at as u64, &image[at..=at], CommandFlags::NONE).expect("a byte");
+        }
+        assert_eq!(peer.write(3, &image[3..4], CommandFlags::NONE), Err(NbdError::Perm));
+        peer.write(512, &image[512..], CommandFlags::NONE).expect("the rest is the client's");
+        assert_ne!(peer.read(4096, 512).expect("a read"), SECRET, "it is raw, now and later");
+        let shown = sandbox.run(&["show", "disk"]).ok();
+        assert!(shown.contains("raw, as none was given") && shown.contains("qcow2 image"), "{shown}");
+        peer.disconnect();
+        server.terminate();
+    }
+    // Who wants a raw disk that may hold anything says so.
+    let (mut server, mut peer) = serve(&sandbox, "file:disk.img,format=raw");
+    peer.write(0, &image, CommandFlags::NONE).expect("a write");
+    assert_ne!(peer.read(4096, 512).expect("a read"), SECRET);
+    peer.disconnect();
+    server.terminate();
+    let (_server, mut peer) = serve(&sandbox, "file:disk.img,format=raw");
+    assert_eq!(peer.read(0, 512).expect("a read"), image[..512], "and keeps it");
+}
+
+#[test]
+fn a_file_that_begins_as_an_image_is_served_only_as_what_the_user_says() {
+    if missing(&["qemu-img"]) {
+        return;
+    }
+    let (sandbox, _) = site();
+    let said = refused(&sandbox, &["serve", "file:evil.qcow2", "--nbd", "unix:s"]);
+    let expected = "evil.qcow2: it begins as a qcow2 image (add format=qcow2 to serve what is in it, or add \
+                    format=raw to serve the file as it is)";
+    assert!(said.contains(expected), "{said}");
+    for more in [",ro", ",offset=4096", ",part=1"] {
+        let said = refused(&sandbox, &["serve", &format!("file:evil.qcow2{more}"), "--nbd", "unix:s"]);
+        assert!(said.contains("it begins as a qcow2 image"), "{more}: {said}");
+    }
+    let overlay = ["serve", "file:evil.qcow2", "--layer", "cow,file=new.cow,create", "--nbd", "unix:s"];
+    assert!(refused(&sandbox, &overlay).contains("it begins as a qcow2 image"));
+    let said = refused(&sandbox, &["serve", "file:evil.qcow2,format=qcow2,offset=4096", "--nbd", "unix:s"]);
+    assert!(said.contains("qcow2 image, for which offset means nothing"), "{said}");
+    let said = refused(&sandbox, &["serve", "file:evil.qcow2,format=vmdk", "--nbd", "unix:s"]);
+    assert!(said.contains("as vmdk failed"), "{said}");
+    sandbox.run(&["serve", "file:evil.qcow2,format=vdi", "--nbd", "unix:s"]).failed_with(2);
+    sandbox.run(&["serve", "file:evil.qcow2,format=raw,backing=allow", "--nbd", "unix:s"]).failed_with(2);
+    qemu_img(&sandbox, &["create", "-q", "-f", "vhdx", "other", "1M"]);
+    let said = refused(&sandbox, &["serve", "file:other,format=probe", "--nbd", "unix:s"]);
+    assert!(said.contains("it begins as a vhdx image (convert it with qemu-img"), "{said}");
+    for format in ["qcow2", "probe"] {
+        let (_server, mut peer) = serve(&sandbox, &format!("file:evil.qcow2,format={format}"));
+        assert_eq!(peer.read(4096, 512).expect("a read"), SECRET, "{format}");
+        let shown = sandbox.run(&["show", "disk"]).ok();
+        let how =
+            if format == "probe" { "qcow2 (detected, as format=probe asks)" } else { "qcow2 (as given)" };
+        assert!(shown.contains(how) && shown.contains("format=qcow2"), "{shown}");
+    }
+    // One that was asked for and is not there stays away later, too.
+    let (_server, mut peer) = serve(&sandbox, "file:disk.img,format=probe");
+    assert_eq!(peer.write(0, b"QFI\xfb", CommandFlags::NONE), Err(NbdError::Perm));
+}
+
+#[test]
+fn a_path_in_a_table_is_a_disk_whatever_it_begins_with() {
+    if missing(&["qemu-img"]) {
+        return;
+    }
+    let (sandbox, image) = site();
+    put(&sandbox.path("disk.img"), 0, &image);
+    let serve_line = |line: &str| {
+        sandbox.text("table", line);
+        sandbox.blockyard(&["serve", "--table", "table", "--name", "disk"])
+    };
+    let server = sandbox.start(&mut serve_line("0 2048 linear disk.img 0"), 1);
+    let mut peer = Peer::connect(&server.socket(), "disk");
+    assert_eq!(peer.read(0, 512).expect("a read"), image[..512]);
+    assert_ne!(peer.read(4096, 512).expect("a read"), SECRET);
+    drop((server, peer));
+    for (line, why) in [
+        ("0 2048 linear file:disk.img,share 0", "it begins as a qcow2 image"),
+        ("0 2048 linear file:disk.img,share,format=probe 0", "a table does not detect formats"),
+    ] {
+        let said = run(&mut serve_line(line)).failed_with(1);
+        assert!(said.contains(why), "{said}");
+        // What is checked without being served is refused for the same reason.
+        let topology = format!("[device.disk]\ntable = \"{line}\"\n[[export]]\ndevice = \"disk\"\n");
+        let checked = sandbox.run(&["check", sandbox.text("t.toml", &topology).to_str().expect("a path")]);
+        let said = checked.failed_with(1);
+        assert!(said.contains(why), "{said}");
+    }
+}
+
+#[test]
+fn a_commit_does_not_turn_a_raw_disk_into_an_image() {
+    if missing(&["qemu-img"]) {
+        return;
+    }
+    let (sandbox, image) = site();
+    let layer = ["--layer", "cow,file=over.cow,create", "--name", "disk"];
+    let server = sandbox.serve("file:disk.img", &layer);
+    let mut peer = Peer::connect(&server.socket(), "disk");
+    peer.write(0, &image[..4096], CommandFlags::NONE).expect("the overlay holds anything");
+    let said = refused(&sandbox, &["commit", "disk"]);
+    assert!(said.contains("serve it with format=raw, then commit again"), "{said}");
+    assert_eq!(peer.read(0, 4096).expect("a read"), image[..4096], "the overlay still has it");
+    assert!(!std::fs::read(sandbox.path("disk.img")).expect("a file").starts_with(b"QFI"));
+    drop((server, peer));
+    let words = ["commit", "file:disk.img,format=raw", "--layer", "cow,file=over.cow"];
+    sandbox.run(&words).ok();
+    assert!(std::fs::read(sandbox.path("disk.img")).expect("a file").starts_with(&image[..4096]));
+}
+
+#[test]
+fn another_file_in_the_place_of_a_raw_disk_is_no_image_either() {
+    if missing(&["qemu-img"]) {
+        return;
+    }
+    let (sandbox, image) = site();
+    sandbox.image("next.img", LEN);
+    put(&sandbox.path("next.img"), 0, &image[..4096]);
+    let (_server, mut peer) = serve(&sandbox, "file:disk.img,ro");
+    let said = refused(&sandbox, &["set", "disk", "file=next.img"]);
+    assert!(said.contains("it begins as a qcow2 image"), "{said}");
+    assert_ne!(peer.read(4096, 512).expect("a read"), SECRET);
+}
+
+#[test]
+fn an_image_s_names_stay_in_its_folder_unless_the_user_allows_more() {
+    if missing(&["qemu-img"]) {
+        return;
+    }
+    let (sandbox, _) = site();
+    for folder in ["images", "elsewhere"] {
+        std::fs::create_dir(sandbox.path(folder)).expect("a folder");
+    }
+    std::fs::rename(sandbox.path("secret"), sandbox.path("elsewhere/secret")).expect("a file");
+    std::fs::copy(sandbox.path("elsewhere/secret"), sandbox.path("images/own")).expect("a file");
+    symlink("../elsewhere/secret", sandbox.path("images/link")).expect("a link");
+    let absolute = sandbox.path("elsewhere/secret").display().to_string();
+    let make = |under: &str, format: &[&str]| {
+        let words =
+            [&["create", "-q", "-u", "-f", "qcow2", "-b", under][..], format, &["images/disk.qcow2", "1M"]];
+        qemu_img(&sandbox, &words.concat());
+    };
+    let stack = |more: &str| format!("file:images/disk.qcow2,format=qcow2{more}");
+    let reads = |more: &str| {
+        let (_server, mut peer) = serve(&sandbox, &stack(more));
+        assert_eq!(peer.read(4096, 512).expect("a read"), SECRET, "{more}");
+    };
+    for under in [&absolute, "../elsewhere/secret", "link"] {
+        make(under, &["-F", "raw"]);
+        let said = refused(&sandbox, &["serve", &stack(""), "--nbd", "unix:s"]);
+        assert!(
+            said.contains("does not lie in the image's folder") && said.contains("add backing="),
+            "{said}"
+        );
+        reads(",backing=allow");
+        reads(",backing=elsewhere");
+        reads(",backing=images:elsewhere/secret");
+        let said = refused(&sandbox, &["serve", &stack(",backing=images"), "--nbd", "unix:s"]);
+        assert!(said.contains("nor is listed in backing="), "{said}");
+    }
+    for under in ["nbd://localhost/x", "json:{\"driver\":\"null-co\"}"] {
+        make(under, &["-F", "raw"]);
+        let said = refused(&sandbox, &["serve", &stack(",backing=allow"), "--nbd", "unix:s"]);
+        assert!(said.contains("only files are followed"), "{said}");
+    }
+    make("own", &["-F", "raw"]);
+    reads("");
+    let said = refused(&sandbox, &["serve", &stack(",backing=none"), "--nbd", "unix:s"]);
+    assert!(said.contains("backing=none allows no other file"), "{said}");
+    // A header that does not tell the format: QEMU makes none any more, so the extension that tells it is cut out.
+    let path = sandbox.path("images/disk.qcow2");
+    let mut image = std::fs::read(&path).expect("an image");
+    let at = image.windows(4).position(|four| four == [0xe2, 0x79, 0x2a, 0xca]).expect("an extension");
+    image[at..at + 4].copy_from_slice(&[0x12, 0x34, 0x56, 0x78]);
+    std::fs::write(&path, image).expect("an image");
+    reads("");
+    put(&sandbox.path("images/own"), 0, b"QFI\xfb\0\0\0\x03");
+    let said = refused(&sandbox, &["serve", &stack(""), "--nbd", "unix:s"]);
+    assert!(said.contains("as its backing file without a format") && said.contains("-F qcow2"), "{said}");
+}
