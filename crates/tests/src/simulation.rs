@@ -31,6 +31,8 @@ pub struct Scenario {
     pub requests: u64,
     /// Put this mistake into the stack: the run ought to fail.
     pub breakage: Option<Breakage>,
+    /// An overlay over an origin that holds something, on disks that keep what they hold.
+    pub overlay: bool,
 }
 
 /// How a run went that found nothing wrong.

@@ -212,3 +212,61 @@ fn many_connections_write_parts_of_the_same_chunks() {
     let mut peer = Peer::connect(&socket, "disk");
     assert!(peer.read(0, LEN as u64).expect("a read") == model);
 }
+
+/// Writes what a loss of the page cache may leave: of each page of the file what it was at the last flush, or what it is.
+fn lose_page_cache(overlay: &Path, flushed: &[u8], now: &[u8], is_new: impl Fn(usize) -> bool) {
+    let file = std::fs::File::options().write(true).open(overlay).expect("the overlay");
+    for (page, (old, new)) in flushed.chunks(4096).zip(now.chunks(4096)).enumerate() {
+        let content = if is_new(page) { new } else { old };
+        file.write_all_at(content, page as u64 * 4096).expect("a page");
+    }
+}
+
+#[test]
+fn an_overlay_whose_page_cache_is_lost_reads_as_before_or_as_written_and_never_as_zeroes() {
+    let sandbox = Sandbox::default();
+    let origin = sandbox.noise("origin.img", LEN);
+    let overlay = sandbox.path("overlay.img");
+    let mut model = std::fs::read(&origin).expect("an origin");
+    let (mut server, mut peer) = serve(&sandbox, &origin, &overlay, ",create");
+    let write = |peer: &mut Peer, model: &mut [u8], at: usize, len: usize| {
+        let data = noise((at + len) as u64, len);
+        peer.write(at as u64, &data, CommandFlags::NONE).expect("a write");
+        model[at..at + len].copy_from_slice(&data);
+    };
+    (0..20).for_each(|number| write(&mut peer, &mut model, number * 40960, 8192));
+    peer.flush().expect("a flush");
+    let (before, flushed) = (model.clone(), std::fs::read(&overlay).expect("the overlay"));
+    // Over what is flushed, beside it, in part, and over that once more.
+    (0..60).for_each(|number| write(&mut peer, &mut model, number * 20480 + 512, 6144));
+    (0..60).for_each(|number| write(&mut peer, &mut model, number * 20480 + 1024, 512));
+    peer.zero(3 * MIB, 16384, CommandFlags::NONE).expect("zeroes");
+    model[3 << 20..(3 << 20) + 16384].fill(0);
+    server.kill();
+    let now = std::fs::read(&overlay).expect("the overlay");
+    let mut losses: Vec<Box<dyn Fn(usize) -> bool>> = vec![
+        // A kill, which loses nothing; nothing got to the disk; everything but the data did.
+        Box::new(|_| true),
+        Box::new(|_| false),
+        Box::new(|page| page < 256),
+    ];
+    losses.extend((1..6).map(|seed| -> Box<dyn Fn(usize) -> bool> {
+        let chance = noise(seed, LEN / 4096 + 256);
+        Box::new(move |page| chance[page] % 4 < 3)
+    }));
+    for (number, is_new) in losses.iter().enumerate() {
+        lose_page_cache(&overlay, &flushed, &now, is_new);
+        let (mut server, mut peer) = serve(&sandbox, &origin, &overlay, "");
+        let read = peer.read(0, LEN as u64).expect("a read");
+        let sectors = before.chunks(512).zip(model.chunks(512)).zip(read.chunks(512)).enumerate();
+        for (sector, ((before, after), read)) in sectors {
+            let is_one = read == after || number > 0 && read == before;
+            assert!(
+                is_one,
+                "loss {number}: sector {sector} is neither what was flushed nor what was written"
+            );
+        }
+        peer.disconnect();
+        server.terminate();
+    }
+}

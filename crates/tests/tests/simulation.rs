@@ -23,6 +23,18 @@ fn random_stacks_keep_their_promises() {
     }
 }
 
+/// Kills leave the page cache, power cuts take it: an overlay that is opened afterwards does not hear which it was.
+#[test]
+fn overlays_keep_their_promises_whether_or_not_the_page_cache_is_lost() {
+    let scenario = Scenario { overlay: true, ..Scenario::default() };
+    let count = number("BLOCKYARD_SIM_RUNS").unwrap_or(60);
+    for seed in 5000..5000 + count {
+        for failure in [run(seed, scenario).err(), run_ublk(seed, scenario).err()].into_iter().flatten() {
+            panic!("{failure}");
+        }
+    }
+}
+
 #[test]
 fn fresh_seeds_keep_their_promises() {
     let runs = number("BLOCKYARD_SIM_RUNS").unwrap_or(20);

@@ -16,7 +16,7 @@ use backends::File;
 use block::Bytes;
 use layers::CowLayer;
 use layers::cow::Index;
-use layers::cow::format::{HEADER_LEN, Header, SECOND_AT, TABLE_AT, Witness};
+use layers::cow::format::{HEADER_LEN, Header, Identity, SECOND_AT, TABLE_AT, Witness};
 use std::io;
 use std::sync::Arc;
 
@@ -231,12 +231,14 @@ impl Commit {
     pub(crate) fn settle(&self, tree: &Tree) -> Result<Tree, DeviceError> {
         let store = overlay(tree)?.1.last().ok_or(CommitError::NoOverlay)?;
         let identity = cow::identify(&self.base).map_err(at("reading what is under it"))?;
-        write_header(&mut Scratch::new(store)?, |header| {
-            header.origin = identity;
-            header.committing = false;
-            header.witness = Witness::EMPTY;
+        // The records in the journal mean nothing from here on: should the device keep its overlay after all, its table
+        // names everything.
+        Scratch::new(tree)?.flush().map_err(at("flushing the overlay"))?;
+        let life = write_header(&mut Scratch::new(store)?, |header| {
+            settled(header, identity);
         })?;
-        tree.with_empty_overlay(identity.size)
+        self.index.restart(life);
+        tree.with_empty_overlay(identity.size, life)
     }
 }
 
@@ -249,7 +251,7 @@ pub(crate) fn give_back(tree: &Tree) -> Result<(), DeviceError> {
         store.write_zeroes(from, len).and_then(|()| store.flush()).map_err(at("emptying the overlay"))
     };
     clear(TABLE_AT, layout.table_len())?;
-    clear(layout.tally_at().0, layout.table_len())?;
+    clear(layout.journal_at().0, layout.journal_len())?;
     let data = layout.data_at().0;
     clear(data, layout.file_len().0 - data)?;
     Ok(())
@@ -288,9 +290,7 @@ pub(super) fn commit_opened(mut tree: Tree) -> Result<(), DeviceError> {
     let store = overlay(&tree)?.1.last().ok_or(CommitError::NoOverlay)?;
     let identity = cow::identify(&commit.base).map_err(at("reading what is under it"))?;
     write_header(&mut Scratch::new(store)?, |header| {
-        header.origin = identity;
-        header.committing = false;
-        header.witness = Witness::EMPTY;
+        settled(header, identity);
     })?;
     give_back(&tree)
 }
@@ -335,15 +335,16 @@ fn write_changed(base: &mut Scratch, offset: u64, ours: &[u8], theirs: &[u8]) ->
 }
 
 /// Change the header of an overlay, if that is any change: in the older of its copies, so that one is whole always.
-fn write_header(store: &mut Scratch, change: impl Fn(&mut Header)) -> Result<(), CommitError> {
+/// Returns the life that it names.
+fn write_header(store: &mut Scratch, change: impl Fn(&mut Header)) -> Result<u64, CommitError> {
     let failed = at("writing the overlay's header");
     let mut head = vec![0; 2 * HEADER_LEN];
     store.read(0, &mut head).map_err(&failed)?;
     let old = Header::read(&head).map_err(|why| failed(io::Error::other(why)))?;
     let mut new = Header { sequence: old.sequence + 1, ..old };
     change(&mut new);
-    if (new.origin, new.committing, new.witness) == (old.origin, old.committing, old.witness) {
-        return Ok(());
+    if new == (Header { sequence: new.sequence, ..old }) {
+        return Ok(old.life);
     }
     let first = Header::read(&head[..HEADER_LEN]);
     let older = if first.is_ok_and(|header| header.sequence == old.sequence) { SECOND_AT } else { 0 };
@@ -351,23 +352,32 @@ fn write_header(store: &mut Scratch, change: impl Fn(&mut Header)) -> Result<(),
         .flush()
         .and_then(|()| store.write(older, &new.encode()))
         .and_then(|()| store.flush())
-        .map_err(failed)
+        .map_err(failed)?;
+    Ok(new.life)
+}
+
+/// The header of an overlay whose origin has all of it, for good.
+fn settled(header: &mut Header, origin: Identity) {
+    header.origin = origin;
+    header.committing = false;
+    header.witness = Witness::EMPTY;
+    header.life += 1;
 }
 
 impl Tree {
     /// The same tree, whose overlay holds nothing and whose files are looked at anew.
-    fn with_empty_overlay(&self, origin: Bytes) -> Result<Tree, DeviceError> {
+    fn with_empty_overlay(&self, origin: Bytes, life: u64) -> Result<Tree, DeviceError> {
         let Element::Layer(layer, below) = &self.element else { return Err(CommitError::NoOverlay.into()) };
         let Extent::Overlay(index) = &self.extent else {
             let below =
-                below.iter().map(|child| child.with_empty_overlay(origin)).collect::<Result<_, _>>()?;
+                below.iter().map(|child| child.with_empty_overlay(origin, life)).collect::<Result<_, _>>()?;
             return Ok(Tree::over(layer.clone(), below)?.sized_by(self.extent.clone()));
         };
         let anew = Remake { file: Box::new(|file| file.remeasured()), tables: Tables::Keep };
         let below = below.iter().map(|child| child.remade(&anew)).collect::<Result<Vec<_>, _>>()?;
         let path = below.last().and_then(Tree::only_file).map(|file| file.spec().path.display().to_string());
         let table = vec![0; index.layout().table_len() as usize];
-        let index = Arc::new(Index::open(index.layout(), origin, &table, None));
+        let index = Arc::new(Index::open(index.layout(), origin, &table, life));
         let layer = CowLayer::new(index.clone(), vec![("overlay", path.unwrap_or_default())]);
         Ok(Tree::over(Arc::new(layer), below)?.sized_by(Extent::Overlay(index)))
     }

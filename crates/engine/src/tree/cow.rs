@@ -11,6 +11,7 @@ use layers::cow::Index;
 use layers::cow::format::{
     HEADER_LEN, Header, HeaderError, Identity, Layout, SAMPLE_LEN, SECOND_AT, TABLE_AT, Witness,
 };
+use layers::cow::records;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -90,8 +91,8 @@ pub(super) fn open(below: Tree, spec: &CowSpec) -> Result<Tree, DeviceError> {
             drop(fs::remove_file(path));
         }
     })?;
-    let Opened { header, table, tally } = opened;
-    let index = Index::open(header.layout, header.origin.size, &table, tally.as_deref());
+    let Opened { header, table } = opened;
+    let index = Index::open(header.layout, header.origin.size, &table, header.life);
     let mut facts: Vec<Fact> = vec![("overlay", path.display().to_string())];
     if header.committing {
         facts.push(("overlay commit", "cut short (commit it again)".to_owned()));
@@ -115,8 +116,6 @@ impl CowError {
 struct Opened {
     header: Header,
     table: Vec<u8>,
-    /// `None`: there is none that may be believed.
-    tally: Option<Vec<u8>>,
 }
 
 /// Which origin this is.
@@ -179,27 +178,16 @@ fn each_sample(
     Ok(())
 }
 
-/// The kernel's name for this start of the machine.
-fn boot_id() -> [u8; 16] {
-    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let digits = text.bytes().filter_map(|byte| char::from(byte).to_digit(16));
-    // Where there is none, none is ever the same: no tally is believed.
-    let mut id = [0; 16];
-    digits.zip(0..32).for_each(|(digit, at)| id[at / 2] |= (digit as u8) << (4 * (1 - at % 2)));
-    id
-}
-
 /// The first header goes to the disk last, when all else is there.
 fn make_new(store: &Tree, origin: Identity, layout: Layout) -> io::Result<Opened> {
     let mut scratch = Scratch::new(store).map_err(io::Error::other)?;
-    let header =
-        Header { sequence: 1, origin, boot: boot_id(), layout, committing: false, witness: Witness::EMPTY };
+    let header = Header { sequence: 1, origin, life: 1, layout, committing: false, witness: Witness::EMPTY };
     scratch.flush()?;
     for at in [SECOND_AT, 0] {
         scratch.write(at, &header.encode())?;
     }
     scratch.flush()?;
-    Ok(Opened { header, table: vec![0; layout.table_len() as usize], tally: None })
+    Ok(Opened { header, table: vec![0; layout.table_len() as usize] })
 }
 
 fn open_old(below: &Tree, store: &Tree, origin: Identity, spec: &CowSpec) -> Result<Opened, CowError> {
@@ -237,15 +225,12 @@ fn open_old(below: &Tree, store: &Tree, origin: Identity, spec: &CowSpec) -> Res
     }
     let mut table = vec![0; layout.table_len() as usize];
     scratch.read(TABLE_AT, &mut table).map_err(io("reading the table of"))?;
-    let boot = boot_id();
-    let mut tally = None;
-    if header.boot == boot && boot != [0; 16] {
-        let mut bytes = vec![0; table.len()];
-        scratch.read(layout.tally_at().0, &mut bytes).map_err(io("reading the tally of"))?;
-        tally = Some(bytes);
+    let found = unflushed(&mut scratch, header, &table, path)?;
+    for chunk in &found {
+        table[(chunk / 8) as usize] |= 1 << (chunk % 8);
     }
     if header.committing {
-        let index = Index::open(layout, header.origin.size, &table, tally.as_deref());
+        let index = Index::open(layout, header.origin.size, &table, header.life);
         if !is_witnessed(below, &header.witness, &index).map_err(io("reading what is under"))? {
             return Err(unfit(
                 "a commit of it was cut short, and this is not what it was being written to (give that one)"
@@ -253,14 +238,48 @@ fn open_old(below: &Tree, store: &Tree, origin: Identity, spec: &CowSpec) -> Res
             ));
         }
     }
-    if tally.is_none() {
-        // It is emptied before the header says that it belongs to this start of the machine.
-        scratch.write_zeroes(layout.tally_at().0, layout.table_len()).map_err(io("writing"))?;
-        header = Header { boot, sequence: header.sequence + 1, ..header };
-        let older = if header.sequence.is_multiple_of(2) { SECOND_AT } else { 0 };
-        scratch.write(older, &header.encode()).map_err(io("writing"))?;
+    // From here on the table has them, and what is in the journal means nothing.
+    header = Header { life: header.life + 1, sequence: header.sequence + 1, ..header };
+    adopt(&mut scratch, &header, &table, !found.is_empty()).map_err(io("writing"))?;
+    Ok(Opened { header, table })
+}
+
+/// The chunks that no flush has brought into the table, and that are whole nevertheless, as the journal can tell.
+fn unflushed(scratch: &mut Scratch, header: Header, table: &[u8], path: &Path) -> Result<Vec<u64>, CowError> {
+    let layout = header.layout;
+    let len = if header.life == 0 { layout.table_len() } else { layout.journal_len() };
+    let mut journal = vec![0; len as usize];
+    scratch
+        .read(layout.journal_at().0, &mut journal)
+        .map_err(CowError::at("reading the journal of", path))?;
+    if header.life == 0 {
+        let lost = journal.iter().zip(table).map(|(tally, table)| (tally & !table).count_ones()).sum::<u32>();
+        if lost > 0 {
+            let size = Bytes(u64::from(lost) * layout.chunk.0);
+            tracing::warn!(
+                "{}: {size} that an older version wrote and never flushed cannot be verified: the origin's data is \
+                 read there",
+                path.display()
+            );
+        }
+        return Ok(Vec::new());
     }
-    Ok(Opened { header, table, tally })
+    let data_at = layout.data_at().0;
+    records::vouched(layout, table, &journal, header.life, |at, into| scratch.read(data_at + at.0, into))
+        .map_err(CowError::at("reading", path))
+}
+
+/// Bring what was found into the table: its data first, then the table, then the header of a new life, each on stable
+/// storage before the next.
+fn adopt(scratch: &mut Scratch, header: &Header, table: &[u8], found: bool) -> io::Result<()> {
+    if found {
+        scratch.flush()?;
+        scratch.write(TABLE_AT, table)?;
+        scratch.flush()?;
+    }
+    let older = if header.sequence.is_multiple_of(2) { SECOND_AT } else { 0 };
+    scratch.write(older, &header.encode())?;
+    scratch.flush()
 }
 
 /// Whether chunks are whole blocks of both.
@@ -277,15 +296,4 @@ fn check_blocks(below: &Tree, store: &Tree, layout: Layout) -> Result<(), String
         return Err(format!("{} are no whole blocks of {block}", layout.size));
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_machine_has_a_boot_id() {
-        assert_ne!(boot_id(), [0; 16]);
-        assert_eq!(boot_id(), boot_id());
-    }
 }

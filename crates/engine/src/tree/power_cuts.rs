@@ -5,7 +5,7 @@ use super::commit::commit_opened;
 use super::*;
 use crate::spec::{LayerSpec, StackSpec};
 use block::{Cookie, Op, Request, Segment, Status};
-use layers::cow::format::{HEADER_LEN, Header};
+use layers::cow::format::Header;
 use queue::{Cx, Node, Ring, Verdict};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -184,20 +184,7 @@ fn cut(before: &[Vec<u8>; 2], steps: &[Step], chance: &mut Chance) -> [Vec<u8>; 
             }
         }
     }
-    if !is_kill {
-        forget_boot(&mut images[STORE]);
-    }
     images
-}
-
-/// As on a machine that was started anew: the tally means nothing.
-fn forget_boot(store: &mut [u8]) {
-    for copy in [0, HEADER_LEN] {
-        if let Ok(header) = Header::read(&[&store[copy..copy + HEADER_LEN], &[0; HEADER_LEN]].concat()) {
-            let other = Header { boot: [9; 16], ..header };
-            store[copy..copy + HEADER_LEN].copy_from_slice(&other.encode());
-        }
-    }
 }
 
 /// Every sector is that of one of these.

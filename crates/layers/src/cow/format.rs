@@ -5,7 +5,7 @@
 //! | 0 | 4 KiB | header |
 //! | 4 KiB | 8 KiB | header, second copy |
 //! | 64 KiB | … | table: a bit for each chunk, whether the overlay holds it |
-//! | behind it | … | tally: the same, not flushed; believed only until the machine is started anew |
+//! | behind it | … | journal: checksums of what was written to chunks that the table lacks ([`records`](super::records)) |
 //! | data | … | chunk n at data + n × chunk; what was never written is a hole |
 
 use block::Bytes;
@@ -30,7 +30,11 @@ pub const CHUNKS_MAX: u64 = 1 << 30;
 const CHUNKS_SMALL: u64 = 1 << 25;
 
 const MAGIC: &[u8; 8] = b"BLKYDCOW";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// The version that had a second table, without checksums, where the journal is now.
+const VERSION_TALLY: u32 = 1;
+/// The journal is at most that long: records of 640 MiB.
+const JOURNAL_LEN_MAX: u64 = 8 << 20;
 /// The flag of an overlay that is being committed.
 const COMMITTING: u64 = 1;
 /// The flag of one whose header has a [`Witness`].
@@ -175,8 +179,9 @@ pub struct Header {
     pub sequence: u64,
     /// What it is made over.
     pub origin: Identity,
-    /// Which start of the machine the tally belongs to: the kernel's boot id.
-    pub boot: [u8; 16],
+    /// Which records of the journal count: those that name this life of the overlay, which begins whenever it is opened.
+    /// 0: none do, because a program wrote it that knew no journal.
+    pub life: u64,
     /// Where things are.
     pub layout: Layout,
     /// It is being written down into its origin, which need not be the one it was made over meanwhile.
@@ -204,7 +209,7 @@ pub enum HeaderError {
     #[error("both copies of its header are damaged")]
     Damaged,
     /// It is newer than this program.
-    #[error("it has version {0} of the format, and this program knows version 1 (use a newer one)")]
+    #[error("it has version {0} of the format, and this program knows up to version 2 (use a newer one)")]
     Version(u32),
     /// A sound header that contradicts itself.
     #[error("its header makes no sense: {0}")]
@@ -245,9 +250,14 @@ impl Layout {
         self.chunks().div_ceil(8).next_multiple_of(PAGE_LEN)
     }
 
-    /// Where the tally begins. It is as long as the table.
-    pub fn tally_at(self) -> Bytes {
+    /// Where the journal begins.
+    pub fn journal_at(self) -> Bytes {
         Bytes(TABLE_AT + self.table_len())
+    }
+
+    /// How long the journal is: whole pages, all that is free before the data, up to a bound.
+    pub fn journal_len(self) -> u64 {
+        (self.data_at().0 - self.journal_at().0).min(JOURNAL_LEN_MAX)
     }
 
     /// Where chunk 0 begins.
@@ -284,8 +294,8 @@ impl Header {
         put(72, &TABLE_AT.to_le_bytes());
         put(80, &self.layout.table_len().to_le_bytes());
         put(88, &self.layout.data_at().0.to_le_bytes());
-        put(96, &self.layout.tally_at().0.to_le_bytes());
-        put(104, &self.boot);
+        put(96, &self.layout.journal_at().0.to_le_bytes());
+        put(104, &self.life.to_le_bytes());
         let crc = crc32fast::hash(&bytes[..CHECKED_LEN]);
         bytes[CHECKED_LEN..CHECKED_LEN + 4].copy_from_slice(&crc.to_le_bytes());
         bytes
@@ -303,27 +313,27 @@ impl Header {
         if half(CHECKED_LEN) != crc32fast::hash(&bytes[..CHECKED_LEN]) {
             return Err(HeaderError::Damaged);
         }
-        if half(8) != VERSION {
+        if ![VERSION, VERSION_TALLY].contains(&half(8)) {
             return Err(HeaderError::Version(half(8)));
         }
         let layout =
             Layout::new(Bytes(word(56)), Some(Bytes(half(64).into()))).map_err(HeaderError::Nonsense)?;
         let places = [word(72), word(80), word(88), word(96)];
-        if places != [TABLE_AT, layout.table_len(), layout.data_at().0, layout.tally_at().0]
+        if places != [TABLE_AT, layout.table_len(), layout.data_at().0, layout.journal_at().0]
             || word(24) & !(COMMITTING | WITNESSED) != 0
         {
-            return Err(HeaderError::Nonsense("places and flags are not those of version 1"));
+            return Err(HeaderError::Nonsense("places and flags are not those of its version"));
         }
-        let (mut hash, mut boot) = ([0; 16], [0; 16]);
+        let mut hash = [0; 16];
         hash.copy_from_slice(&bytes[40..56]);
-        boot.copy_from_slice(&bytes[104..120]);
+        let life = if half(8) == VERSION { word(104) } else { 0 };
         let origin = Identity { size: Bytes(word(32)), hash };
         let witness = match word(24) & WITNESSED {
             0 => Witness::EMPTY,
             _ => Witness::decode(&bytes[WITNESS_AT..])?,
         };
         let committing = word(24) & COMMITTING != 0;
-        Ok(Header { sequence: word(16), origin, boot, layout, committing, witness })
+        Ok(Header { sequence: word(16), origin, life, layout, committing, witness })
     }
 
     /// The header of a file that begins with `bytes`, both copies: the newer of those that are sound.
@@ -347,7 +357,7 @@ mod tests {
     fn header() -> Header {
         let layout = Layout::new(Bytes::gib(3), None).unwrap();
         let origin = Identity::new(Bytes::gib(2), [1, 2, 3].into_iter());
-        Header { sequence: 7, origin, boot: [9; 16], layout, committing: false, witness: Witness::EMPTY }
+        Header { sequence: 7, origin, life: 3, layout, committing: false, witness: Witness::EMPTY }
     }
 
     #[test]
@@ -371,13 +381,33 @@ mod tests {
 
     #[test]
     fn a_sound_checksum_over_nonsense_is_refused() {
-        for (at, value) in [(8, 2u8), (24, 4), (24, 8), (64, 1), (73, 1), (90, 9), (63, 0xff)] {
+        for (at, value) in [(8, 3u8), (24, 4), (24, 8), (64, 1), (73, 1), (90, 9), (63, 0xff)] {
             let mut bytes = header().encode();
             bytes[at] = value;
             let crc = crc32fast::hash(&bytes[..CHECKED_LEN]);
             bytes[CHECKED_LEN..CHECKED_LEN + 4].copy_from_slice(&crc.to_le_bytes());
             let error = Header::read(&bytes).unwrap_err();
-            assert!(matches!(error, HeaderError::Nonsense(_) | HeaderError::Version(2)), "{at}: {error}");
+            assert!(matches!(error, HeaderError::Nonsense(_) | HeaderError::Version(3)), "{at}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_header_of_version_1_reads_and_believes_no_journal() {
+        let mut bytes = header().encode();
+        bytes[8] = 1;
+        let crc = crc32fast::hash(&bytes[..CHECKED_LEN]);
+        bytes[CHECKED_LEN..CHECKED_LEN + 4].copy_from_slice(&crc.to_le_bytes());
+        assert_eq!(Header::read(&bytes), Ok(Header { life: 0, ..header() }));
+    }
+
+    #[test]
+    fn there_is_room_for_a_journal_whatever_the_size() {
+        for size in [512, 1 << 20, 40 << 30, 58 << 30, 60 << 30, 1 << 40, 1 << 50] {
+            for chunk in [None, Some(Bytes(CHUNK_MAX))] {
+                let layout = Layout::new(Bytes(size), chunk).unwrap();
+                assert!(layout.journal_len() >= 480 << 10 && layout.journal_len().is_multiple_of(PAGE_LEN));
+                assert!(layout.journal_at().0 + layout.journal_len() <= layout.data_at().0);
+            }
         }
     }
 

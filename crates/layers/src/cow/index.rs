@@ -5,10 +5,11 @@
 //! which writes these and no others. **Stored**: the table on disk says so, because a sync that took it has
 //! succeeded.
 //!
-//! The tally, a second table, is written as soon as chunks are live, in any order with their data. It is believed
-//! only as long as the machine has not been started anew: so a server that is killed loses nothing.
+//! The journal ([`Journal`]) has checksums of what is written to chunks that are not stored: by these the overlay
+//! knows again, after its server was killed, what is whole of them.
 
 use super::format::{Layout, PAGE_LEN};
+use super::journal::{Journal, Room};
 use super::pages::Pages;
 use block::Bytes;
 use queue::Rounds;
@@ -39,6 +40,19 @@ pub(super) fn masks(range: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
+/// Where the run of equal bits ends that begins with the range: whether they are set.
+fn run(bits: &Bits, range: Range<u64>) -> (bool, u64) {
+    let first = is_set(bits, range.start);
+    for (word, mask) in masks(range.clone()) {
+        let value = bits[word].load(Ordering::Acquire);
+        let other = (if first { !value } else { value }) & mask;
+        if other != 0 {
+            return (first, word as u64 * 64 + u64::from(other.trailing_zeros()));
+        }
+    }
+    (first, range.end)
+}
+
 /// The shared part that nodes see.
 #[derive(Debug)]
 pub struct Index {
@@ -48,36 +62,26 @@ pub struct Index {
     claimed: Bits,
     taken: Bits,
     stored: Bits,
-    /// Those that the tally on disk has, since it was opened or before.
-    told: Bits,
     /// Pages of the table that may have live bits which no sync has taken.
     pub(super) table: Pages,
-    /// Pages of the tally that lack bits.
-    pub(super) tally: Pages,
-    pub(super) tallies: Rounds,
+    pub(super) journal: Journal,
     pub(super) syncs: Rounds,
 }
 
 impl Index {
-    /// From the table on disk, with what the tally adds to it, if that is to be believed.
+    /// From the table on disk. `life`: the one that the header names, in which no record was written yet.
     ///
     /// # Panics
-    /// When a table is not as long as the layout says.
-    pub fn open(layout: Layout, origin_size: Bytes, table: &[u8], tally: Option<&[u8]>) -> Index {
-        let index = Index::new(layout, origin_size, table);
-        if let Some(tally) = tally {
-            let tally = Index::new(layout, origin_size, tally);
-            for (told, live) in index.told.iter().zip(&tally.live) {
-                told.store(live.load(Ordering::Relaxed), Ordering::Relaxed);
-            }
-            for chunk in (0..layout.chunks()).filter(|&chunk| tally.is_live(chunk) && !index.is_live(chunk)) {
-                index.set_live(chunk..chunk + 1);
-            }
-        }
-        index
+    /// When the table is not as long as the layout says.
+    pub fn open(layout: Layout, origin_size: Bytes, table: &[u8], life: u64) -> Index {
+        Index::with_room(layout, origin_size, table, life, Room::of(layout))
     }
 
-    fn new(layout: Layout, origin_size: Bytes, table: &[u8]) -> Index {
+    /// As [`open`](Index::open), with another room for the journal, as a simulation has it.
+    ///
+    /// # Panics
+    /// When the table is not as long as the layout says.
+    pub fn with_room(layout: Layout, origin_size: Bytes, table: &[u8], life: u64, room: Room) -> Index {
         assert_eq!(table.len() as u64, layout.table_len());
         let mut words: Vec<u64> =
             table.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
@@ -95,10 +99,8 @@ impl Index {
             claimed: bits(words.len() as u64 * 64),
             taken: load(),
             stored: load(),
-            told: bits(words.len() as u64 * 64),
             table: Pages::new(pages),
-            tally: Pages::new(pages),
-            tallies: Rounds::default(),
+            journal: Journal::new(life, room),
             syncs: Rounds::default(),
         }
     }
@@ -132,21 +134,18 @@ impl Index {
         Some(start..self.run(start..end).1)
     }
 
+    /// Begin another life of the journal, which the header names by now. While no request is under way.
+    pub fn restart(&self, life: u64) {
+        self.journal.restart(life);
+    }
+
     pub(super) fn is_live(&self, chunk: u64) -> bool {
         is_set(&self.live, chunk)
     }
 
     /// Where the run of chunks that are alike ends that begins with the range: whether they are live.
     pub(super) fn run(&self, range: Range<u64>) -> (bool, u64) {
-        let live = self.is_live(range.start);
-        for (word, mask) in masks(range.clone()) {
-            let value = self.live[word].load(Ordering::Acquire);
-            let other = (if live { !value } else { value }) & mask;
-            if other != 0 {
-                return (live, word as u64 * 64 + u64::from(other.trailing_zeros()));
-            }
-        }
-        (live, range.end)
+        run(&self.live, range)
     }
 
     /// Claim chunks that are not live from the first on: how many. Fewer where one is live or claimed.
@@ -179,24 +178,18 @@ impl Index {
         }
         // After the bits: a round that misses this finds it the next time.
         let pages = range.start / PAGE_BITS..range.end.div_ceil(PAGE_BITS);
-        self.table.mark(pages.clone());
-        self.tally.mark(pages);
+        self.table.mark(pages);
     }
 
-    /// Whether these chunks are there again after this process has died: the tally says so, or the table.
-    pub(super) fn is_told(&self, range: Range<u64>) -> bool {
-        masks(range).all(|(word, mask)| {
-            let told = self.told[word].load(Ordering::Acquire) | self.stored[word].load(Ordering::Acquire);
-            told & mask == mask
-        })
+    /// Whether any of these chunks is claimed.
+    pub(super) fn is_claimed(&self, range: Range<u64>) -> bool {
+        masks(range).any(|(word, mask)| self.claimed[word].load(Ordering::Acquire) & mask != 0)
     }
 
-    /// The tally has been written from page `first` on with what [`page`](Index::page) gave.
-    pub(super) fn tallied(&self, first: u64, written: &[u8]) {
-        let words = &self.told[first as usize * PAGE_WORDS..];
-        for (word, bytes) in words.iter().zip(written.as_chunks::<8>().0) {
-            word.fetch_or(u64::from_le_bytes(*bytes), Ordering::AcqRel);
-        }
+    /// Where the run of chunks ends that begins with the range and that the table on disk all has, or all lacks: whether
+    /// it has them.
+    pub(super) fn stored_run(&self, range: Range<u64>) -> (bool, u64) {
+        run(&self.stored, range)
     }
 
     /// Whether the table on disk has these chunks, for good.
@@ -206,6 +199,8 @@ impl Index {
 
     /// A sync has begun: take what is live now. Whether there is anything to write.
     pub(super) fn take(&self) -> bool {
+        // Before the bits: chunks are live before their records are appended.
+        self.journal.mark();
         let any = self.table.take();
         self.copy_pages(&self.live, &self.taken);
         any
@@ -214,6 +209,7 @@ impl Index {
     /// The sync that took them has succeeded.
     pub(super) fn store_taken(&self) {
         self.copy_pages(&self.taken, &self.stored);
+        self.journal.release_marked();
     }
 
     /// Copy the pages that are written from one set of bits to another.
@@ -225,10 +221,9 @@ impl Index {
         }
     }
 
-    /// What a page of the table is to say, or of the tally.
-    pub(super) fn page(&self, page: u64, tally: bool, into: &mut [u8]) {
-        let bits = if tally { &self.live } else { &self.taken };
-        let words = &bits[page as usize * PAGE_WORDS..][..PAGE_WORDS];
+    /// What a page of the table is to say.
+    pub(super) fn page(&self, page: u64, into: &mut [u8]) {
+        let words = &self.taken[page as usize * PAGE_WORDS..][..PAGE_WORDS];
         for (bytes, word) in into.as_chunks_mut::<8>().0.iter_mut().zip(words) {
             *bytes = word.load(Ordering::Acquire).to_le_bytes();
         }
@@ -241,7 +236,7 @@ mod tests {
 
     fn index(chunks: u64) -> Index {
         let layout = Layout::new(Bytes(chunks * 4096), Some(Bytes(4096))).unwrap();
-        Index::new(layout, layout.size, &vec![0; layout.table_len() as usize])
+        Index::open(layout, layout.size, &vec![0; layout.table_len() as usize], 1)
     }
 
     #[test]
@@ -281,7 +276,7 @@ mod tests {
         assert!(index.syncs.begin() && index.take());
         index.set_live(8..9);
         let mut page = [0; PAGE_LEN as usize];
-        index.page(0, false, &mut page);
+        index.page(0, &mut page);
         assert_eq!(page[..3], [0b0110_0000, 0, 0], "chunk 8 came too late");
         assert_eq!(index.table.next(0, 16), Some(0..1));
         assert_eq!(index.table.next(1, 16), Some(2..3));
@@ -306,27 +301,12 @@ mod tests {
     }
 
     #[test]
-    fn a_tally_adds_to_the_table_what_no_sync_has_stored() {
-        let before = index(1000);
-        before.set_live(5..7);
-        let mut tally = vec![0; before.layout().table_len() as usize];
-        assert!(before.tally.take());
-        before.page(0, true, &mut tally[..PAGE_LEN as usize]);
-        let table = vec![0; tally.len()];
-        let open = |tally| Index::open(before.layout(), Bytes(0), &table, tally);
-        let after = open(Some(&tally));
-        assert!(after.is_live(5) && after.is_live(6) && !after.is_stored(5..6));
-        assert!(after.take(), "the next sync stores them");
-        assert_eq!(open(None).chunks_live(), 0);
-    }
-
-    #[test]
     fn a_table_reads_back_and_bits_past_the_end_mean_nothing() {
         let layout = Layout::new(Bytes(70 * 4096), Some(Bytes(4096))).unwrap();
         let mut table = vec![0; layout.table_len() as usize];
         table[0] = 0b101;
         table[8] = 0xff;
-        let index = Index::new(layout, layout.size, &table);
+        let index = Index::open(layout, layout.size, &table, 1);
         assert_eq!(index.chunks_live(), 2 + 6);
         assert!(index.is_live(2) && index.is_stored(2..3) && !index.is_live(1));
     }

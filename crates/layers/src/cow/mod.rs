@@ -9,21 +9,25 @@
 //! A chunk that is written in part is completed from the origin; chunks are small, so that this is rare.
 //! The table on disk follows the data: a flush writes first the data, then the bits that were set before, then
 //! flushes again ([`sync`]). So whenever the power goes, the table names only chunks that are whole, and every
-//! chunk that a flush covered. The tally, a second table for which no flush is waited, names all chunks while the
-//! machine runs, so that a server which is killed loses nothing that it has acknowledged.
+//! chunk that a flush covered. The journal has checksums of what no flush has covered ([`log`]): a server that is
+//! killed loses nothing that it has acknowledged, and nothing is believed whose data did not reach the disk.
 //!
 //! *Invariant:* whoever claimed chunks lets go of them before its request ends.
 
 pub mod format;
 mod index;
+mod journal;
+mod log;
 mod pages;
 mod read;
+pub mod records;
 mod sync;
 #[cfg(test)]
 mod tests;
 mod write;
 
 pub use index::Index;
+pub use journal::Room;
 
 use crate::Layer;
 use crate::layer::stacked;
@@ -117,12 +121,14 @@ enum Phase {
     CopyRead,
     /// The chunk is written, in up to three pieces.
     CopyWrite,
+    /// What was brought in is read back from the store, for its checksums.
+    ReadBack { claimed: u64 },
     /// Nothing: someone else has the chunk, or there is no memory.
     Wait,
     /// A sync: see there.
     Sync(sync::Stage),
-    /// Writing the tally, and from which page it goes on; `None`: another request's is under way.
-    Tally(Option<u64>),
+    /// Records are written to the journal's file up to a position; `None`: another request writes them.
+    Records { after: log::After, to: Option<u64> },
 }
 
 /// What we know of a request between its submit and its end.
@@ -133,19 +139,25 @@ struct Slot {
     at: u64,
     /// Where the step under way ends.
     end: u64,
-    /// It has brought chunks into the store.
-    allocated: bool,
+    /// Records that were admitted for the step under way, and are not appended yet.
+    admitted: u64,
+    /// The position behind its last record; 0: it has none.
+    recorded: u64,
     /// Child requests under way.
     pieces: u32,
     /// The first error, else `Ok`.
     status: Status,
-    /// A chunk, or pages of the table; empty when there is none.
+    /// A chunk, what is read back, or pages of the table; empty when there is none.
     buffer: Segment,
+    /// Pages of the journal; empty when there are none.
+    records: Segment,
     /// What a request that was cut covers in all.
     len: Bytes,
     look_ns: u64,
     /// Which sync will serve it.
     promise: u64,
+    /// It goes on when that is over.
+    goes_on: bool,
 }
 
 impl Slot {
@@ -153,13 +165,16 @@ impl Slot {
         phase: Phase::Wait,
         at: 0,
         end: 0,
-        allocated: false,
+        admitted: 0,
+        recorded: 0,
         pieces: 0,
         status: Status::Ok,
         buffer: Segment::EMPTY,
+        records: Segment::EMPTY,
         len: Bytes::ZERO,
         look_ns: LOOK_NS_MIN,
         promise: 0,
+        goes_on: false,
     };
 }
 
@@ -255,7 +270,7 @@ impl<R: Ring> Node<R> for Cow {
         match req.op {
             Op::Read => self.read(io, req, cx),
             Op::Write | Op::WriteZeroes | Op::Discard => self.change(io, req, cx),
-            Op::Flush => self.flush(io, cx),
+            Op::Flush => self.flush(io, req, cx),
             Op::Extents => self.extents(io, req, cx),
             Op::Prefetch => self.prefetch(io, req),
             _ => Verdict::Up(Status::NotSupported),
@@ -274,11 +289,11 @@ impl<R: Ring> Node<R> for Cow {
     /// What we waited for may be there now.
     fn reap(&mut self, io: Cookie, req: &mut Request, result: i64, cx: &mut Cx<'_, R>) -> Verdict {
         if result < 0 {
-            return self.give_up(io, cx);
+            return self.give_up(io, req, cx);
         }
         match self.slot(io).phase {
-            Phase::Sync(stage) => self.go_on_syncing(io, stage, cx),
-            Phase::Tally(next) => self.go_on_tallying(io, next, cx),
+            Phase::Sync(stage) => self.go_on_syncing(io, req, stage, cx),
+            Phase::Records { after, .. } => self.write_records(io, req, after, cx),
             _ => self.step(io, req, cx),
         }
     }
@@ -301,9 +316,10 @@ impl<R: Ring> Node<R> for Cow {
             _ if slot.pieces > 0 => Verdict::Held,
             Phase::Step { claimed } => self.step_done(io, req, claimed, cx),
             Phase::CopyRead => self.copy_read(io, req, cx),
-            Phase::CopyWrite => self.copy_written(io, req, cx),
-            Phase::Sync(stage) => self.synced(io, stage, cx),
-            Phase::Tally(next) => self.tallied(io, next, cx),
+            Phase::CopyWrite => self.step_done(io, req, 1, cx),
+            Phase::ReadBack { claimed } => self.read_back(io, req, claimed, cx),
+            Phase::Sync(stage) => self.synced(io, req, stage, cx),
+            Phase::Records { after, to } => self.records_written(io, req, (after, to), cx),
             Phase::Whole(_) | Phase::Wait => unreachable!("no child is under way in {:?}", slot.phase),
         }
     }

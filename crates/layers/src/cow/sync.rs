@@ -1,5 +1,4 @@
-//! Flushes: the data, then the table, then the table onto stable storage; and the tally. One of each at a time
-//! for all queues.
+//! Flushes: the data, then the table, then the table onto stable storage. One at a time for all queues.
 //!
 //! A sync takes over the bits that are live when it begins, flushes the store, so that the data of all of them
 //! is on stable storage, writes the pages of the table with those bits and no others, and flushes again. Pages
@@ -29,17 +28,17 @@ pub(super) enum Stage {
 }
 
 impl Cow {
-    pub(super) fn flush<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
+    pub(super) fn flush<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
         let promise = self.index.syncs.promise();
         *self.slot(io) = Slot { promise, ..Slot::NEW };
-        self.sync(io, cx)
+        self.sync(io, req, cx)
     }
 
     /// Sync, unless another request's sync has done it or is under way.
-    fn sync<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
+    pub(super) fn sync<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
         let promise = self.slot(io).promise;
         if self.index.syncs.is_kept(promise) {
-            return Verdict::Up(Status::Ok);
+            return self.sync_ended(io, req, cx);
         }
         if cx.spare_children() == 0 || !self.index.syncs.begin() {
             return self.wait(io, Phase::Sync(Stage::Await), cx);
@@ -47,6 +46,15 @@ impl Cow {
         self.slot(io).look_ns = LOOK_NS_MIN;
         let stage = Stage::Data(self.index.take());
         self.start_stage(io, stage, Request::flush(), cx)
+    }
+
+    fn sync_ended<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
+        let slot = self.slot(io);
+        if !std::mem::take(&mut slot.goes_on) {
+            return Verdict::Up(Status::Ok);
+        }
+        slot.look_ns = LOOK_NS_MIN;
+        self.step(io, req, cx)
     }
 
     fn start_stage<R: Ring>(
@@ -65,16 +73,28 @@ impl Cow {
     }
 
     /// What a sync waited for may be there now.
-    pub(super) fn go_on_syncing<R: Ring>(&mut self, io: Cookie, stage: Stage, cx: &mut Cx<'_, R>) -> Verdict {
+    pub(super) fn go_on_syncing<R: Ring>(
+        &mut self,
+        io: Cookie,
+        req: &Request,
+        stage: Stage,
+        cx: &mut Cx<'_, R>,
+    ) -> Verdict {
         match stage {
-            Stage::Await => self.sync(io, cx),
+            Stage::Await => self.sync(io, req, cx),
             Stage::Pages(next) => self.write_pages(io, next, cx),
             Stage::Data(_) | Stage::Table => self.start_stage(io, stage, Request::flush(), cx),
         }
     }
 
     /// A stage is over.
-    pub(super) fn synced<R: Ring>(&mut self, io: Cookie, stage: Stage, cx: &mut Cx<'_, R>) -> Verdict {
+    pub(super) fn synced<R: Ring>(
+        &mut self,
+        io: Cookie,
+        req: &Request,
+        stage: Stage,
+        cx: &mut Cx<'_, R>,
+    ) -> Verdict {
         self.free(io, cx);
         let status = self.slot(io).status;
         if !status.is_ok() {
@@ -89,7 +109,7 @@ impl Cow {
             Stage::Data(false) | Stage::Table | Stage::Await => {
                 self.index.store_taken();
                 self.index.syncs.end();
-                Verdict::Up(Status::Ok)
+                self.sync_ended(io, req, cx)
             }
         }
     }
@@ -99,97 +119,23 @@ impl Cow {
         let Some(pages) = self.index.table.next(first, PAGES_MAX) else {
             return self.start_stage(io, Stage::Table, Request::flush(), cx);
         };
-        let Some(write) = self.page_write(io, pages.clone(), false, cx) else {
+        let Some(write) = self.page_write(io, pages.clone(), cx) else {
             return self.wait(io, Phase::Sync(Stage::Pages(first)), cx);
         };
         self.start_stage(io, Stage::Pages(pages.end), write, cx)
     }
 
-    /// The write of some pages of the table, or of the tally, from a buffer. `None`: there is no memory, or no
+    /// The write of some pages of the table, from a buffer. `None`: there is no memory, or no
     /// spare child request.
-    fn page_write<R: Ring>(
-        &mut self,
-        io: Cookie,
-        pages: Range<u64>,
-        tally: bool,
-        cx: &mut Cx<'_, R>,
-    ) -> Option<Request> {
+    fn page_write<R: Ring>(&mut self, io: Cookie, pages: Range<u64>, cx: &mut Cx<'_, R>) -> Option<Request> {
         let len = ((pages.end - pages.start) * PAGE_LEN) as u32;
         let buffer = if cx.spare_children() > 0 { cx.ring.allocate(len)? } else { return None };
         for (page, bytes) in pages.clone().zip(cx.ring.bytes_mut(buffer).chunks_mut(PAGE_LEN as usize)) {
-            self.index.page(page, tally, bytes);
+            self.index.page(page, bytes);
         }
         self.slot(io).buffer = buffer;
-        let table = if tally { self.index.layout().tally_at() } else { Bytes(TABLE_AT) };
-        let mut write = Request::new(Op::Write, table + Bytes(pages.start * PAGE_LEN), Bytes(len.into()));
+        let mut write = Request::new(Op::Write, Bytes(TABLE_AT + pages.start * PAGE_LEN), Bytes(len.into()));
         write.data = Data::One(buffer);
         Some(write)
-    }
-
-    /// Chunks have become live for a request: see to it that the tally says so before it ends.
-    pub(super) fn tally<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
-        let promise = self.index.tallies.promise();
-        *self.slot(io) = Slot { promise, at: req.end().0, ..Slot::NEW };
-        self.go_on_tallying(io, None, cx)
-    }
-
-    /// `next`: the page from which a round that is ours goes on.
-    pub(super) fn go_on_tallying<R: Ring>(
-        &mut self,
-        io: Cookie,
-        next: Option<u64>,
-        cx: &mut Cx<'_, R>,
-    ) -> Verdict {
-        let first = match next {
-            Some(next) => next,
-            None if self.index.tallies.is_kept(self.slots[io.tag.index()].promise) => {
-                return Verdict::Up(Status::Ok);
-            }
-            None if cx.spare_children() == 0 || !self.index.tallies.begin() => {
-                return self.wait(io, Phase::Tally(None), cx);
-            }
-            None => {
-                self.index.tally.take();
-                0
-            }
-        };
-        let Some(pages) = self.index.tally.next(first, PAGES_MAX) else {
-            self.index.tallies.end();
-            return Verdict::Up(Status::Ok);
-        };
-        let Some(write) = self.page_write(io, pages.clone(), true, cx) else {
-            return self.wait(io, Phase::Tally(Some(first)), cx);
-        };
-        self.slot(io).phase = Phase::Tally(Some(pages.end));
-        self.spawn(io, self.store, write, cx);
-        Verdict::Held
-    }
-
-    /// Pages of the tally are written.
-    pub(super) fn tallied<R: Ring>(&mut self, io: Cookie, next: Option<u64>, cx: &mut Cx<'_, R>) -> Verdict {
-        let Slot { status, buffer, .. } = *self.slot(io);
-        if let (true, Some(end)) = (status.is_ok(), next) {
-            let written = cx.ring.bytes(buffer);
-            self.index.tallied(end - written.len() as u64 / PAGE_LEN, written);
-        }
-        self.free(io, cx);
-        if status.is_ok() {
-            return self.go_on_tallying(io, next, cx);
-        }
-        self.index.tally.put_back();
-        self.index.tallies.withdraw();
-        Verdict::Up(status)
-    }
-
-    /// Waiting was cancelled.
-    pub(super) fn give_up<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
-        self.free(io, cx);
-        match self.slot(io).phase {
-            Phase::Sync(Stage::Await) | Phase::Tally(None) | Phase::Wait => Verdict::Up(Status::IoError),
-            // What was begun for all queues is not given up half done: it looks again, out of turn.
-            Phase::Sync(stage) => self.go_on_syncing(io, stage, cx),
-            Phase::Tally(next) => self.go_on_tallying(io, next, cx),
-            other => unreachable!("nothing is waited for in {other:?}"),
-        }
     }
 }

@@ -33,6 +33,10 @@ pub enum Breakage {
     EarlyTable,
     /// An overlay's chunk is not completed from the origin when it is written in part.
     IncompleteChunk,
+    /// An overlay's records are not written.
+    ForgottenRecords,
+    /// An overlay believes its journal, and looks at no checksum.
+    BelievedRecords,
     /// Multipath does not hear that a request has come back from a path.
     UncountedEnd,
     /// A path's error is told although another path could have carried the request out.
@@ -58,7 +62,8 @@ pub enum Breakage {
 impl Breakage {
     /// It is made below an overlay.
     pub(super) fn is_of_overlays(self) -> bool {
-        matches!(self, Breakage::ForgottenTable | Breakage::EarlyTable | Breakage::IncompleteChunk)
+        use Breakage::{BelievedRecords, EarlyTable, ForgottenRecords, ForgottenTable, IncompleteChunk};
+        matches!(self, ForgottenTable | EarlyTable | IncompleteChunk | ForgottenRecords | BelievedRecords)
     }
 
     /// It is made in a multipath.
@@ -85,7 +90,7 @@ impl Breakage {
     ];
 
     /// Those of stacks.
-    pub const ALL: [Breakage; 15] = [
+    pub const ALL: [Breakage; 17] = [
         Breakage::EarlyFua,
         Breakage::SkippedFlush,
         Breakage::DroppedTail,
@@ -99,6 +104,8 @@ impl Breakage {
         Breakage::ForgottenTable,
         Breakage::EarlyTable,
         Breakage::IncompleteChunk,
+        Breakage::ForgottenRecords,
+        Breakage::BelievedRecords,
         Breakage::UncountedEnd,
         Breakage::PathErrorTold,
     ];
@@ -184,7 +191,7 @@ impl<R: Ring> Node<R> for Broken {
 pub(super) struct BrokenBelow {
     child: NodeId,
     breakage: Breakage,
-    /// Where the store's data begins.
+    /// Where the store's data begins, or what is forgotten of it.
     data_at: Bytes,
     /// The flush before the last was not done.
     owed: bool,
@@ -200,6 +207,11 @@ impl<R: Ring> Node<R> for BrokenBelow {
     fn submit(&mut self, _: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         match (self.breakage, req.op) {
             (Breakage::ForgottenTable, Op::Write) if req.offset < self.data_at => {
+                return Verdict::Up(Status::Ok);
+            }
+            (Breakage::ForgottenRecords, Op::Write)
+                if (self.data_at.0..self.data_at.0.next_multiple_of(1 << 20)).contains(&req.offset.0) =>
+            {
                 return Verdict::Up(Status::Ok);
             }
             (Breakage::ForgottenCopy, Op::Write) if req.offset >= self.data_at => {

@@ -8,14 +8,15 @@ use super::paths::Paths;
 use super::remote::Remote;
 use backends::{Alignment, Completion, Facts, Knobs, Null, NullSpec, Ram, RamSpec, Shared, Sharing};
 use block::{Abilities, Bytes, Profile, QueueLimits, Sectors, Segment};
-use layers::cow::Index;
-use layers::cow::format::{Layout, TABLE_AT};
+use layers::cow::format::{Layout, PAGE_LEN, TABLE_AT};
+use layers::cow::{Index, Room, records};
 use layers::scheduler::Choice;
 use layers::target::{LogWrites, Place};
 use queue::{FileId, Ring, Stack};
 use sim::nodes::{Chop, Mirror};
 use sim::{Disk, DiskConfig, Faults, Rng, SimRing};
 use std::cell::Cell;
+use std::convert::Infallible;
 use std::fmt::Write as _;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -30,6 +31,12 @@ pub(super) struct Overlay {
     disk: usize,
     layout: Layout,
     origin_len: Bytes,
+    /// Which life of it begins when it is opened next, as its header would name it.
+    life: u64,
+    /// How much room its journal has.
+    room: Room,
+    /// Whatever its journal mentions is believed to be there.
+    believes: bool,
     /// What its nodes share, read anew whenever it is opened.
     pub(super) index: Option<Arc<Index>>,
 }
@@ -98,7 +105,8 @@ impl Setup {
         let extra = scenario.breakage.is_some().into();
         let len = Bytes(setup.sectors.0 << 9);
         let broken_overlay = scenario.breakage.filter(|breakage| breakage.is_of_overlays());
-        if broken_overlay.is_some() || scenario.breakage.is_none() && rng.chance(100) {
+        let is_overlay = broken_overlay.is_some() || scenario.overlay;
+        if is_overlay || scenario.breakage.is_none() && rng.chance(100) {
             setup.top = setup.filled_overlay(rng, len, broken_overlay);
             return setup;
         }
@@ -141,7 +149,7 @@ impl Setup {
             segments_per_tag: *rng.pick(&[1, 2, 8, 100]),
             timeout_ns: rng.chance(300).then(|| rng.between(1_000_000, 400_000_000)),
             faults: Faults::NONE,
-            durable: scenario.breakage.is_some() || !rng.chance(300),
+            durable: scenario.breakage.is_some() || scenario.overlay || !rng.chance(300),
             replicas: false,
             pieces: false,
             can_fail: false,
@@ -353,11 +361,18 @@ impl Setup {
         let mut below = [origin, Box::new(self.any_file(rng, layout.file_len()))];
         if let Some(breakage) = breakage {
             let which = usize::from(breakage != Breakage::IncompleteChunk);
-            let data_at = layout.data_at();
+            let data_at = match breakage {
+                Breakage::ForgottenRecords => layout.journal_at(),
+                _ => layout.data_at(),
+            };
             let part = std::mem::replace(&mut below[which], Box::new(Part::PlainFile { disk }));
             *below[which] = Part::BrokenBelow { breakage, data_at, below: part };
         }
-        self.overlays.push(Overlay { disk, layout, origin_len, index: None });
+        // Enough for a request of all of the device, and soon full.
+        let window = rng.between(3, 8);
+        let room = Room { pages: window + rng.below(4), window };
+        let believes = breakage == Some(Breakage::BelievedRecords);
+        self.overlays.push(Overlay { disk, layout, origin_len, life: 1, room, believes, index: None });
         // A chunk takes three at once.
         let children = *rng.pick(&[3, 4, 8, 64]);
         Part::Cow { overlay: self.overlays.len() - 1, short: origin_len < len, children, below }
@@ -458,8 +473,9 @@ impl Setup {
         self.lenders.len()
     }
 
-    /// Open the files again: what was wrong with them before is forgotten. `started_anew`: the machine was.
-    pub(super) fn reopen(&mut self, ring: &mut SimRing, started_anew: bool) {
+    /// Open the files again: what was wrong with them before is forgotten. An overlay does not hear whether the page cache
+    /// was lost before.
+    pub(super) fn reopen(&mut self, ring: &mut SimRing) {
         for (disk, facts) in self.facts.iter().enumerate() {
             if let Some(facts) = facts {
                 let (align, align_memory) = aligned(facts.direct);
@@ -481,15 +497,30 @@ impl Setup {
         for overlay in &mut self.overlays {
             let start = self.facts[overlay.disk].map_or(Bytes::ZERO, |facts| facts.start);
             let layout = overlay.layout;
-            let mut table = vec![0; layout.table_len() as usize];
-            let mut tally = table.clone();
             let disk = ring.disk_mut(FileId(overlay.disk as u32));
-            if started_anew {
-                disk.write(start.0 + layout.tally_at().0, &tally, true);
-            }
+            let mut table = vec![0; layout.table_len() as usize];
+            let mut journal = vec![0; (overlay.room.pages * PAGE_LEN) as usize];
             disk.read(start.0 + TABLE_AT, &mut table);
-            disk.read(start.0 + layout.tally_at().0, &mut tally);
-            overlay.index = Some(Arc::new(Index::open(layout, overlay.origin_len, &table, Some(&tally))));
+            disk.read(start.0 + layout.journal_at().0, &mut journal);
+            let found = match overlay.believes {
+                true => records::mentioned(layout, &table, &journal, overlay.life),
+                false => records::vouched(layout, &table, &journal, overlay.life, |at, into| {
+                    disk.read(start.0 + layout.data_at().0 + at.0, into);
+                    Ok::<_, Infallible>(())
+                })
+                .unwrap_or_else(|never| match never {}),
+            };
+            for chunk in &found {
+                table[(chunk / 8) as usize] |= 1 << (chunk % 8);
+            }
+            if !found.is_empty() {
+                disk.sync(disk.sync_point());
+            }
+            // A sync that a kill cut short may have left it in the page cache only. The flush of the new header takes it along.
+            disk.write(start.0 + TABLE_AT, &table, true);
+            overlay.life += 1;
+            let index = Index::with_room(layout, overlay.origin_len, &table, overlay.life, overlay.room);
+            overlay.index = Some(Arc::new(index));
         }
     }
 

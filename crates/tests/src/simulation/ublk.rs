@@ -379,7 +379,7 @@ impl Server {
         rng: &mut Rng,
     ) -> Server {
         inner.set_faults(Faults::NONE);
-        setup.reopen(&mut inner, process == 1);
+        setup.reopen(&mut inner);
         let device = kernel.open_char(number, process).expect("nobody else has it");
         let mut ring = ModelRing::new(inner, device, process.into());
         let (mut queues, mut front, mut ids) = (Queues::default(), Front::default(), Vec::new());

@@ -119,7 +119,7 @@ impl World {
     fn open(&mut self, calm: bool) {
         self.queues = Queues::default();
         self.ids.clear();
-        self.setup.reopen(&mut self.ring, calm);
+        self.setup.reopen(&mut self.ring);
         self.ring.set_faults(if calm { Faults::NONE } else { self.setup.faults });
         for _ in 0..self.setup.queues {
             let id = self.queues.vacant();

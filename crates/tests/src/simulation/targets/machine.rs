@@ -130,7 +130,7 @@ impl Machine {
             .collect();
         let mut ring = SimRing::new(rng.fork(), Faults::NONE, tracer.clone());
         setup.plug(rng, &mut ring);
-        setup.reopen(&mut ring, false);
+        setup.reopen(&mut ring);
         Machine {
             number: MACHINES.fetch_add(1, Relaxed),
             rng: rng.fork(),
@@ -544,7 +544,7 @@ impl Machine {
         for disk in 0..self.disks.len() {
             self.ring.set_disk_faults(self.disks[disk].file, None);
         }
-        self.setup.reopen(&mut self.ring, power);
+        self.setup.reopen(&mut self.ring);
         shows
     }
 
