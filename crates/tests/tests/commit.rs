@@ -416,3 +416,63 @@ fn a_base_without_room_or_on_a_read_only_mount_fails_the_commit_and_nothing_else
     assert_eq!(shown(&sandbox, "overlay commit"), "");
     assert!(Path::new(&pair.overlay).exists());
 }
+
+#[test]
+fn the_length_of_the_origin_is_flushed_before_anything_is_written_behind_its_old_end() {
+    if missing(&["strace"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let mut pair = Pair::new(&sandbox, MIB as usize);
+    pair.model.resize(2 * MIB as usize, 0);
+    let (mut server, mut peer) = pair.serve(&sandbox, ",create,size=2M");
+    pair.write(&mut peer, 3 * MIB as usize / 2, &noise(7, 4096));
+    peer.disconnect();
+    server.terminate();
+    let calls = sandbox.path("calls");
+    let filter = "trace=ftruncate,fsync,fdatasync,pwrite64,pwritev,pwritev2";
+    let mut traced = sandbox.tool(&["strace", "-f", "-y", "-o", &calls.display().to_string(), "-e", filter]);
+    let program = sandbox.blockyard(&["commit", &pair.stack(), "--layer", &pair.layer("")]);
+    traced.arg(program.get_program()).args(program.get_args());
+    run(&mut traced).ok();
+    let calls = std::fs::read_to_string(&calls).expect("what it called");
+    let of_base: Vec<&str> = calls.lines().filter(|line| line.contains("base.img")).collect();
+    let longer = of_base.iter().position(|line| line.contains("ftruncate")).expect("it was made longer");
+    assert!(of_base[longer + 1].contains("sync("), "{of_base:#?}");
+    pair.is_in_the_base();
+}
+
+#[test]
+fn an_origin_of_any_length_up_to_the_devices_is_taken_while_a_commit_was_cut_short() {
+    if missing(&["strace"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let mut pair = Pair::new(&sandbox, MIB as usize);
+    pair.model.resize(2 * MIB as usize, 0);
+    let (mut server, mut peer) = pair.serve(&sandbox, ",create,size=2M");
+    pair.write(&mut peer, 3 * MIB as usize / 2, &noise(7, 4096));
+    peer.disconnect();
+    server.terminate();
+    let layer = pair.layer("");
+    let mut traced =
+        sandbox.tool(&["strace", "-f", "-o", "/dev/null", "-e", "inject=ftruncate:signal=SIGKILL:when=1"]);
+    let program = sandbox.blockyard(&["commit", &pair.stack(), "--layer", &layer]);
+    traced.arg(program.get_program()).args(program.get_args());
+    assert_eq!(run(&mut traced).status.signal(), Some(9));
+    assert!(is_flagged(&pair.overlay), "the commit had begun");
+    let base = std::fs::File::options().write(true).open(&pair.base).expect("the base");
+    for len in [MIB + 512, MIB + MIB / 3 / 512 * 512, 2 * MIB - 512] {
+        base.set_len(len).expect("another length");
+        let (mut server, mut peer) = pair.serve(&sandbox, "");
+        assert!(peer.read(0, 2 * MIB).expect("a read") == pair.model, "with {len}");
+        peer.disconnect();
+        server.terminate();
+    }
+    base.set_len(2 * MIB + 512).expect("another length");
+    let words = ["serve", &pair.stack(), "--layer", &layer, "--nbd", "unix:other.sock"];
+    sandbox.run(&words).failed_with(1);
+    base.set_len(MIB + 512).expect("another length");
+    sandbox.run(&["commit", &pair.stack(), "--layer", &layer]).ok();
+    pair.is_in_the_base();
+}

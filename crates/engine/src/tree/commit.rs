@@ -157,6 +157,8 @@ impl Commit {
     fn lengthen(&mut self) -> Result<(), DeviceError> {
         if let Some((file, size)) = self.wanted()? {
             self.base = Tree::leaf(Source::File(file.resized(size)?));
+            // On stable storage before anything that lies behind the old end.
+            Scratch::new(&self.base)?.flush().map_err(at("flushing the new length of what is under it"))?;
         }
         Ok(())
     }

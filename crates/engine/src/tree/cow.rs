@@ -209,8 +209,9 @@ fn open_old(below: &Tree, store: &Tree, origin: Identity, spec: &CowSpec) -> Res
             layout.file_len()
         )));
     }
-    // A commit that was cut short has changed what is under it, and may have made it as long as the device.
-    let is_under_way = header.committing && [header.origin.size, layout.size].contains(&origin.size);
+    // A commit that was cut short has changed what is under it, and may have made it as long as the device, or a part of that.
+    let lengths = header.origin.size..=layout.size.max(header.origin.size);
+    let is_under_way = header.committing && lengths.contains(&origin.size);
     if header.origin != origin && !is_under_way {
         return Err(unfit(match header.origin.size == origin.size {
             true => "it belongs to another device, or what is under it was changed (give the one it was made over)".into(),
