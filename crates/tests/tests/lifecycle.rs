@@ -368,3 +368,38 @@ fn manual_and_completions_know_every_command() {
     }
     assert!(sandbox.run(&["--version"]).ok().starts_with("blockyard "));
 }
+
+#[test]
+fn commands_say_that_a_server_is_stopped_and_ask_nothing_of_it() {
+    let sandbox = Sandbox::default();
+    let mut server = sandbox.serve("ram:1M", &[]);
+    let pid = server.pid().to_string();
+    server.freeze();
+    let commands: [&[&str]; 8] = [
+        &["list"],
+        &["show", "disk"],
+        &["stat", "disk"],
+        &["resize", "disk", "2M"],
+        &["suspend", "disk"],
+        &["set", "disk", "slow=50ms"],
+        &["del", "disk"],
+        &["del", "--all"],
+    ];
+    std::thread::scope(|scope| {
+        for words in commands {
+            let (sandbox, pid) = (&sandbox, &pid);
+            scope.spawn(move || {
+                let begun = std::time::Instant::now();
+                let said = sandbox.run(words).failed_with(1);
+                assert!(said.contains(&format!("process {pid}, is stopped")), "{words:?}: {said}");
+                assert!(said.contains(&format!("kill -CONT {pid}")), "{words:?}: {said}");
+                assert!(begun.elapsed().as_secs() < 10, "{words:?} took {:?}", begun.elapsed());
+            });
+        }
+    });
+    server.signal(Signal::CONT);
+    // What was asked while it was stopped is not done later.
+    assert_eq!(names(&sandbox), ["disk"]);
+    assert_eq!(json(&sandbox.run(&["show", "disk", "--json"]).ok())["size"], 1 << 20);
+    server.terminate();
+}

@@ -17,6 +17,38 @@ use tokio::net::UnixStream;
 /// How long a process may take to tell about itself. A deletion may take as long as it needs: it drains.
 const ANSWER_TIME: Duration = Duration::from_secs(15);
 
+/// How long a process may be stopped before its answer is not waited for any more: a debugger stops it for a moment.
+const STOPPED_TIME: Duration = Duration::from_secs(2);
+/// How often the state of a process is read meanwhile.
+const STOPPED_LOOK: Duration = Duration::from_millis(250);
+
+/// Whether a process is stopped by a signal or a debugger: its state in `/proc/PID/stat` is T or t.
+fn is_stopped(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with(['T', 't']))
+}
+
+/// Ends when a process has been found stopped for [`STOPPED_TIME`], each time it was looked at. Never ends for one that is not
+/// known or not stopped.
+async fn stays_stopped(server: Option<i32>) -> i32 {
+    let Some(pid) = server else { return std::future::pending().await };
+    let mut stopped = Duration::ZERO;
+    loop {
+        tokio::time::sleep(STOPPED_LOOK).await;
+        stopped = if is_stopped(pid) { stopped + STOPPED_LOOK } else { Duration::ZERO };
+        if stopped >= STOPPED_TIME {
+            return pid;
+        }
+    }
+}
+
+/// Ends when a process is not stopped any more.
+async fn goes_on(pid: i32) {
+    while is_stopped(pid) {
+        tokio::time::sleep(STOPPED_LOOK).await;
+    }
+}
+
 /// The connection's own work.
 type Speaking = Connection<TokioIo<UnixStream>, Full<Bytes>>;
 
@@ -73,6 +105,14 @@ pub enum ClientError {
     Timeout {
         /// The socket.
         path: PathBuf,
+    },
+    /// The process is stopped, and nothing was asked of it or it has not answered.
+    #[error(
+        "the server, process {pid}, is stopped and does not answer (kill -CONT {pid} lets it go on, kill -KILL {pid} ends it)"
+    )]
+    Stopped {
+        /// The process.
+        pid: i32,
     },
     /// The process refused.
     #[error(transparent)]
@@ -167,10 +207,13 @@ impl ControlClient {
     /// See [`ClientError`].
     pub async fn trace(&self, name: &str, options: &TraceOptions) -> Result<TraceStream, ClientError> {
         let body = serde_json::to_vec(options).map_err(|why| self.broken(why))?;
-        let (mut sender, connection) = self.connect().await?;
+        let (mut sender, connection, server) = self.connect().await?;
         let connection = tokio::spawn(connection);
         let request = self.request(Method::POST, &format!("/devices/{name}/trace"), body)?;
-        let response = sender.send_request(request).await.map_err(|why| self.broken(why))?;
+        let response = tokio::select! {
+            response = sender.send_request(request) => response.map_err(|why| self.broken(why))?,
+            pid = stays_stopped(server) => return Err(ClientError::Stopped { pid }),
+        };
         let status = response.status();
         if !status.is_success() {
             let body = response.into_body().collect().await.map_err(|why| self.broken(why))?;
@@ -214,7 +257,7 @@ impl ControlClient {
 
     async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes, ClientError> {
         let request = self.request(method, path, body)?;
-        let (mut sender, connection) = self.connect().await?;
+        let (mut sender, connection, server) = self.connect().await?;
         // What goes wrong on the connection shows in the answer.
         let connection = tokio::spawn(connection);
         let answer = async {
@@ -222,7 +265,13 @@ impl ControlClient {
             let status = response.status();
             Ok::<_, hyper::Error>((status, response.into_body().collect().await?.to_bytes()))
         };
-        let answer = answer.await;
+        let answer = tokio::select! {
+            answer = answer => answer,
+            pid = stays_stopped(server) => {
+                connection.abort();
+                return Err(ClientError::Stopped { pid });
+            }
+        };
         connection.abort();
         let (status, body) = answer.map_err(|why| self.unanswered(&why))?;
         if status.is_success() { Ok(body) } else { Err(self.refusal(status, &body)) }
@@ -244,12 +293,22 @@ impl ControlClient {
             .map_err(|why| self.broken(why))
     }
 
-    async fn connect(&self) -> Result<(SendRequest<Full<Bytes>>, Speaking), ClientError> {
+    /// Connects to the process, also returned as far as it is known. Nothing is sent to one that is stopped: it would do
+    /// later what nobody waits for any more.
+    async fn connect(&self) -> Result<(SendRequest<Full<Bytes>>, Speaking, Option<i32>), ClientError> {
         let stream = UnixStream::connect(&self.socket)
             .await
             .map_err(|source| ClientError::Connect { path: self.socket.clone(), source })?;
+        let server = stream.peer_cred().ok().and_then(|peer| peer.pid());
+        if let Some(pid) = server.filter(|&pid| is_stopped(pid)) {
+            tokio::select! {
+                pid = stays_stopped(server) => return Err(ClientError::Stopped { pid }),
+                () = goes_on(pid) => {}
+            }
+        }
         let shaken = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
-        shaken.map_err(|why| self.broken(why))
+        let (sender, connection) = shaken.map_err(|why| self.broken(why))?;
+        Ok((sender, connection, server))
     }
 
     fn refusal(&self, status: StatusCode, body: &[u8]) -> ClientError {
