@@ -61,6 +61,11 @@ pub trait Backend: Send + Sync {
 
     /// What `show` says about it, in order.
     fn describe(&self) -> Vec<Fact>;
+
+    /// Those of its files that were deleted while it has them open: their data is gone when it ends.
+    fn deleted(&self) -> Vec<std::path::PathBuf> {
+        Vec::new()
+    }
 }
 
 /// The most in one request: what a ring gives for one buffer.

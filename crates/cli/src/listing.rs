@@ -134,6 +134,7 @@ fn table(infos: &[DeviceInfo]) -> String {
         let clients: u64 = info.exports.iter().map(|export| export.connections).sum();
         // Whoever waits for such a device looks here first.
         let held = if info.backend.contains_key("suspended") { " (suspended)" } else { "" };
+        let deleted = if info.backend.contains_key("deleted") { " (deleted)" } else { "" };
         [
             info.name.clone(),
             Bytes(info.size).to_string(),
@@ -141,7 +142,7 @@ fn table(infos: &[DeviceInfo]) -> String {
             u8::from(info.read_only).to_string(),
             clients.to_string(),
             info.pid.to_string(),
-            format!("{}{held}", info.stack),
+            format!("{}{held}{deleted}", info.stack),
             addresses.join(" "),
         ]
     });

@@ -183,6 +183,7 @@ impl Serving {
             ready += &self.ready_line("*", &ShownAt { kind: "web", address: page.url().to_owned() });
         }
         let slow = tokio::spawn(engine::slow::watch(host.clone()));
+        let deleted = tokio::spawn(engine::deleted::watch(host.clone()));
         let lister = tokio::spawn(inflight::on_signal(host.clone(), asked));
         let told = self.tell_ready(&ready, &topology);
         if told.is_ok() {
@@ -205,6 +206,7 @@ impl Serving {
         chores.abort();
         drop(page);
         slow.abort();
+        deleted.abort();
         let ended = self.drain(&host, &served, &control, &mut signals).await;
         lister.abort();
         drop(stop);

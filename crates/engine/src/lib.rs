@@ -8,6 +8,7 @@ pub mod chores;
 pub mod commit;
 pub mod control;
 pub mod cycle;
+pub mod deleted;
 pub mod device;
 mod dial;
 pub mod fuse;

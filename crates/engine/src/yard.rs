@@ -98,6 +98,9 @@ fn facts(device: &Device) -> BTreeMap<String, String> {
         }
     }
     facts.insert("scheduler".to_owned(), crate::scheduler::shown(device));
+    if let Some(files) = crate::deleted::describe(&device.form().tree.deleted()) {
+        facts.insert("deleted".to_owned(), files);
+    }
     if let Some(slow) = device.slow.describe() {
         facts.insert("slow requests".to_owned(), slow);
     }

@@ -91,7 +91,7 @@ pub struct Image {
     access: Arc<Access>,
     pool: Pool,
     /// Keeps the lock.
-    _file: Arc<File>,
+    file: Arc<File>,
 }
 
 impl std::fmt::Debug for Image {
@@ -151,6 +151,13 @@ impl Backend for Image {
         let checked = limits.validate();
         debug_assert_eq!(checked, Ok(()));
         limits
+    }
+
+    fn deleted(&self) -> Vec<PathBuf> {
+        let own = self.file.deleted().into_iter();
+        // Of what is under it only the names are known here.
+        own.chain(self.backing.iter().filter(|path| matches!(path.try_exists(), Ok(false))).cloned())
+            .collect()
     }
 
     fn describe(&self) -> Vec<Fact> {

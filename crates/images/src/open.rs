@@ -87,7 +87,7 @@ impl Image {
             read_only,
         });
         let pool = Pool::start(access.clone()).map_err(ImageError::Threads)?;
-        Ok(Arc::new(Image { spec: spec.clone(), size, read_only, backing, access, pool, _file: file }))
+        Ok(Arc::new(Image { spec: spec.clone(), size, read_only, backing, access, pool, file }))
     }
 }
 

@@ -403,3 +403,22 @@ fn commands_say_that_a_server_is_stopped_and_ask_nothing_of_it() {
     assert_eq!(json(&sandbox.run(&["show", "disk", "--json"]).ok())["size"], 1 << 20);
     server.terminate();
 }
+
+#[test]
+fn a_file_that_is_deleted_while_it_is_served_is_reported() {
+    let sandbox = Sandbox::default();
+    let (base, over) = (sandbox.image("base.img", 1 << 20), sandbox.path("over.cow"));
+    let layer = format!("cow,file={},create", over.display());
+    let server = sandbox.serve(&format!("file:{}", base.display()), &["--layer", &layer]);
+    assert!(json(&sandbox.run(&["show", "disk", "--json"]).ok())["backend"]["deleted"].is_null());
+    std::fs::remove_file(&over).expect("it was there");
+    let shown = sandbox.run(&["show", "disk"]).ok();
+    assert!(shown.contains("over.cow (copy the device before its server ends)"), "{shown}");
+    assert!(sandbox.run(&["list"]).ok().contains(" (deleted)"));
+    until(PATIENCE, || server.log().contains("over.cow was deleted while it is served").then_some(()))
+        .expect("a warning");
+    std::fs::remove_file(&base).expect("it was there");
+    until(PATIENCE, || server.log().contains("base.img was deleted").then_some(())).expect("a warning");
+    std::thread::sleep(std::time::Duration::from_secs(5));
+    assert_eq!(server.log().matches("was deleted").count(), 2, "each once: {}", server.log());
+}

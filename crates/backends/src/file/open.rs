@@ -277,6 +277,12 @@ impl Backend for File {
         limits
     }
 
+    fn deleted(&self) -> Vec<std::path::PathBuf> {
+        use std::os::unix::fs::MetadataExt;
+        let is_gone = self.handle.metadata().is_ok_and(|meta| meta.is_file() && meta.nlink() == 0);
+        is_gone.then(|| self.spec.path.clone()).into_iter().collect()
+    }
+
     fn describe(&self) -> Vec<Fact> {
         let facts = self.shared.facts();
         let locked = match self.shared.lets_writers.load(Ordering::Relaxed) {

@@ -48,6 +48,7 @@ use partition::Selector;
 use queue::{DEPTH_MAX, FileId, NodeId, Stack};
 use ring::{ForeignMemory, KernelRing};
 use source::Source;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// What a reactor keeps for a device that it serves.
@@ -355,6 +356,16 @@ impl Tree {
                 _ => Vec::new(),
             },
             Element::Layer(_, below) => below.iter().flat_map(Tree::files).collect(),
+            Element::Device(..) => Vec::new(),
+        }
+    }
+
+    /// Those of its files that were deleted while they are served.
+    pub(crate) fn deleted(&self) -> Vec<PathBuf> {
+        match &self.element {
+            Element::Backend(source) => source.backend().deleted(),
+            Element::Layer(_, below) => below.iter().flat_map(Tree::deleted).collect(),
+            // That device's process reports them.
             Element::Device(..) => Vec::new(),
         }
     }
