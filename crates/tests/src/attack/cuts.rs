@@ -1,0 +1,336 @@
+//! Power cuts: a load on the real server over the recording file system, and from what was recorded every state that the
+//! disk may be in when the power goes, each of which the real server then serves again.
+
+use super::Tally;
+use super::clock::Clock;
+use super::daemon::{Daemon, has_panicked, tail};
+use super::kills::read_all;
+use super::load::{Disk, Mix, Outcome, drive};
+use super::options::Options;
+use super::recorder::{Recorder, Recording};
+use super::stores::{Setup, Store};
+use super::story::{Harm, Promise, SECTOR, stamp};
+use crate::peer::Peer;
+use proto::nbd::CommandFlags;
+use proto::nbd::client::Wish;
+use sim::Rng;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Crash states of one recording.
+const STATES_EACH: u64 = 96;
+/// States that one server serves at a time.
+const BATCH: usize = 8;
+/// Requests of each connection.
+const REQUESTS: u64 = 120;
+/// Connections to each device.
+const CONNECTIONS: usize = 2;
+/// The canary drops one sync in so many.
+const CANARY_DROPS: u64 = 3;
+
+/// Verifies `count` crash states.
+pub fn run(options: &Options) -> Tally {
+    let stores = options.stores();
+    let (next, total) = (AtomicU64::new(0), Mutex::new(Tally::default()));
+    let rounds = options.count.div_ceil(STATES_EACH);
+    std::thread::scope(|scope| {
+        for _ in 0..options.workers {
+            scope.spawn(|| {
+                loop {
+                    let round = next.fetch_add(1, Relaxed);
+                    if round >= rounds || options.is_over() {
+                        break;
+                    }
+                    let seed = options.seed.wrapping_add(round);
+                    let store = stores[(seed % stores.len() as u64) as usize];
+                    let mut tally = Tally::default();
+                    for figure in ["states", "lost", "wrong", "refused", "panics"] {
+                        tally.count(figure, 0);
+                    }
+                    let states = STATES_EACH.min(options.count - round * STATES_EACH);
+                    let replay = format!("cuts --store={} --seed={seed} --count={states}", store.name());
+                    if let Err(why) = one(options, store, seed, states, &replay, &mut tally) {
+                        tally.find("broken", format!("{replay}: {why}"));
+                    }
+                    let mut total = total.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                    total.add(tally);
+                }
+            });
+        }
+    });
+    total.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn one(
+    options: &Options,
+    store: Store,
+    seed: u64,
+    states: u64,
+    replay: &str,
+    tally: &mut Tally,
+) -> Result<(), String> {
+    let mut rng = Rng::new(seed);
+    let setup = Setup::draw(store, &mut rng);
+    let scratch = options.scratch().map_err(|why| why.to_string())?;
+    let clock = Clock::default();
+    let disks = setup.disks(&clock);
+    let (recording, ready) =
+        record(options, &setup, &disks, scratch.path(), &clock, &mut rng, replay, tally)?;
+    let verifier = Verifier { setup: &setup, disks: &disks, replay };
+    let (end, boundaries) = (clock.now() + 1, recording.sync_boundaries());
+    let boundaries: Vec<u64> = boundaries.into_iter().filter(|at| *at > ready).collect();
+    let mut batch = Vec::new();
+    for number in 0..states {
+        let at = match (number % 3, boundaries.is_empty()) {
+            (0, _) | (_, true) => rng.between(ready, end),
+            _ => *rng.pick(&boundaries),
+        };
+        let files = recording.crash(at, &mut rng);
+        let dir = scratch.path().join(format!("s{}", batch.len()));
+        write_state(&dir, &files, Some(&mut rng)).map_err(|why| why.to_string())?;
+        batch.push(State { number, at, dir });
+        if batch.len() == BATCH || number + 1 == states {
+            verifier.verify(scratch.path(), &batch, &mut rng, tally);
+            for state in batch.drain(..) {
+                let _ = std::fs::remove_dir_all(state.dir);
+            }
+            if options.is_over() {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Runs the load; the recording, and the tick at which the server was ready.
+#[expect(clippy::too_many_arguments, reason = "what a round is made of")]
+fn record(
+    options: &Options,
+    setup: &Setup,
+    disks: &[Disk],
+    scratch: &Path,
+    clock: &Clock,
+    rng: &mut Rng,
+    replay: &str,
+    tally: &mut Tally,
+) -> Result<(Recording, u64), String> {
+    let recorder = Recorder::mount(&scratch.join("m"), clock.clone()).map_err(|why| why.to_string())?;
+    recorder.set_uncached(rng.chance(300));
+    setup.prepare(recorder.path()).map_err(|why| why.to_string())?;
+    recorder.begin();
+    recorder.set_delay(*rng.pick(&[0, 3, 10]));
+    if options.canary {
+        recorder.set_dropped_syncs(CANARY_DROPS);
+    }
+    let (dir, socket) = (scratch.join("d"), scratch.join("s"));
+    std::fs::create_dir_all(&dir).map_err(|why| why.to_string())?;
+    let topology = dir.join("t.toml");
+    let text = setup.alone(recorder.path(), &socket);
+    std::fs::write(&topology, text).map_err(|why| why.to_string())?;
+    let mut daemon = Daemon::start(&dir, &["up", &topology.to_string_lossy()], setup.devices.len())
+        .map_err(|refusal| format!("it was not served: {}", tail(&refusal.log)))?;
+    let ready = clock.now() + 1;
+    let outcome = load(setup, disks, &socket, &dir, rng)?;
+    for wrong in outcome.wrong {
+        tally.find("wrong", format!("{replay}: {}: {wrong}", setup.about));
+    }
+    if let Some(bad) = daemon.complaint() {
+        tally.find("panics", format!("{replay}: {bad}"));
+    }
+    tally.count("requests", outcome.answered);
+    tally.count("errors", outcome.errors);
+    if rng.chance(300) {
+        daemon.terminate();
+    }
+    daemon.kill();
+    Ok((recorder.recording(), ready))
+}
+
+fn load(setup: &Setup, disks: &[Disk], socket: &Path, dir: &Path, rng: &mut Rng) -> Result<Outcome, String> {
+    let mut writers = Vec::new();
+    for (device, disk) in setup.devices.iter().zip(disks) {
+        for _ in 0..CONNECTIONS {
+            let peer = Peer::with(socket, Wish::new(device.name)).map_err(|why| why.to_string())?;
+            writers.push((disk, peer, rng.fork()));
+        }
+    }
+    let depth = 1 + rng.below(6) as usize;
+    let mix = Mix { depth, flush: *rng.pick(&[10, 40, 120]), ..Mix::default() };
+    let mut total = Outcome::default();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = writers
+            .into_iter()
+            .map(|(disk, mut peer, mut rng)| {
+                scope.spawn(move || drive(disk, &mut peer, &mut rng, REQUESTS, mix))
+            })
+            .collect();
+        if setup.store == Store::Commit {
+            let answered = || disks.iter().map(|disk| disk.answered.load(Relaxed)).sum::<u64>();
+            crate::tools::until(crate::tools::PATIENCE, || (answered() >= REQUESTS / 2).then_some(()));
+            // Refused where the load was over before: the writes are what is looked at.
+            let mut commit = std::process::Command::new(crate::server::binary());
+            commit.args(["commit", "disk"]).env("BLOCKYARD_RUN", dir.join("run"));
+            let _ = commit.output();
+        }
+        for thread in threads {
+            match thread.join() {
+                Ok(outcome) => total.add(outcome),
+                Err(_) => total.wrong.push("the client was answered against the protocol".to_owned()),
+            }
+        }
+    });
+    Ok(total)
+}
+
+struct State {
+    number: u64,
+    at: u64,
+    dir: PathBuf,
+}
+
+/// Writes a state's files, holes as holes. With `rng` as after a boot: an overlay says under which boot of the kernel it was
+/// written, and a power cut is followed by another.
+pub(crate) fn write_state(
+    dir: &Path,
+    files: &BTreeMap<OsString, Vec<u8>>,
+    mut rng: Option<&mut Rng>,
+) -> std::io::Result<()> {
+    use std::os::unix::fs::FileExt;
+    std::fs::create_dir_all(dir)?;
+    for (name, content) in files {
+        let mut content = std::borrow::Cow::Borrowed(content);
+        if name.to_string_lossy().ends_with(".cow")
+            && let Some(rng) = rng.as_deref_mut()
+        {
+            another_boot(content.to_mut(), rng);
+        }
+        let file = std::fs::File::create(dir.join(name))?;
+        file.set_len(content.len() as u64)?;
+        for (index, page) in content.chunks(4096).enumerate() {
+            if page.iter().any(|byte| *byte != 0) {
+                file.write_all_at(page, index as u64 * 4096)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Puts another boot id into both headers of an overlay, where they are sound (docs/cow.md has the format).
+fn another_boot(content: &mut [u8], rng: &mut Rng) {
+    for from in [0, 4096] {
+        let Some(header) = content.get_mut(from..from + 128) else { return };
+        let sum = u32::from_le_bytes(header[124..128].try_into().unwrap_or_default());
+        if &header[..8] == b"BLKYDCOW" && crc32(&header[..124]) == sum {
+            header[104..112].copy_from_slice(&rng.word().to_le_bytes());
+            let sum = crc32(&header[..124]);
+            header[124..128].copy_from_slice(&sum.to_le_bytes());
+        }
+    }
+}
+
+fn crc32(bytes: &[u8]) -> u32 {
+    let step = |sum: u32| if sum & 1 == 1 { sum >> 1 ^ 0xedb8_8320 } else { sum >> 1 };
+    !bytes.iter().fold(!0, |sum, byte| (0..8).fold(sum ^ u32::from(*byte), |sum, _| step(sum)))
+}
+
+struct Verifier<'a> {
+    setup: &'a Setup,
+    disks: &'a [Disk],
+    replay: &'a str,
+}
+
+impl Verifier<'_> {
+    /// Serves all states by one server; each by itself if that is refused, to learn which one it is.
+    fn verify(&self, scratch: &Path, batch: &[State], rng: &mut Rng, tally: &mut Tally) {
+        if let Err(refusal) = self.serve(scratch, batch, rng, tally) {
+            if batch.len() > 1 {
+                for state in batch {
+                    self.verify(scratch, std::slice::from_ref(state), rng, tally);
+                }
+                return;
+            }
+            let kind = if has_panicked(&refusal) { "panics" } else { "refused" };
+            tally.count("states", 1);
+            tally.find(kind, self.words(&batch[0], &refusal));
+        }
+    }
+
+    fn words(&self, state: &State, what: &str) -> String {
+        format!("{} ({}) state {} at {}: {what}", self.replay, self.setup.about, state.number, state.at)
+    }
+
+    fn serve(&self, scratch: &Path, batch: &[State], rng: &mut Rng, tally: &mut Tally) -> Result<(), String> {
+        let (dir, socket) = (scratch.join("v"), scratch.join("vs"));
+        std::fs::create_dir_all(&dir).map_err(|why| why.to_string())?;
+        let texts = batch
+            .iter()
+            .enumerate()
+            .map(|(index, state)| self.setup.topology(&state.dir, &format!("x{index}"), &socket));
+        let text = format!("queues = 1\n{}{}", self.setup.head(), texts.collect::<String>());
+        let topology = dir.join("t.toml");
+        std::fs::write(&topology, text).map_err(|why| why.to_string())?;
+        let exports = batch.len() * self.disks.len();
+        let mut daemon = Daemon::start(&dir, &["up", &topology.to_string_lossy()], exports)
+            .map_err(|refusal| tail(&refusal.log).to_owned())?;
+        for (index, state) in batch.iter().enumerate() {
+            tally.count("states", 1);
+            for (device, disk) in self.setup.devices.iter().zip(self.disks) {
+                let name = format!("x{index}{}", device.name);
+                self.look(state, &socket, &name, disk, rng, tally);
+            }
+        }
+        if let Some(bad) = daemon.complaint() {
+            tally.find("panics", self.words(&batch[0], &bad));
+        }
+        let may_differ = !self.setup.images.is_empty();
+        if may_differ {
+            daemon.terminate();
+            for state in batch {
+                if let Some(bad) = self.setup.check_images(&state.dir) {
+                    tally.find("wrong", self.words(state, &bad));
+                }
+            }
+        }
+        daemon.kill();
+        Ok(())
+    }
+
+    /// Looks at one device: what it holds, and that what is written now hurts nothing else.
+    fn look(&self, state: &State, socket: &Path, name: &str, disk: &Disk, rng: &mut Rng, tally: &mut Tally) {
+        let story = disk.story();
+        let bytes = match read_all(socket, name, story.sectors()) {
+            Ok(bytes) => bytes,
+            Err(why) => return tally.find("lost", self.words(state, &why)),
+        };
+        let complaints = story.check(0, &bytes, state.at, Promise::Flushed);
+        if let Some(first) = complaints.first() {
+            let kind = if first.harm == Harm::Lost { "lost" } else { "wrong" };
+            let what = format!("{name}: {} sectors, first {first}", complaints.len());
+            return tally.find(kind, self.words(state, &what));
+        }
+        if let Err(why) = write_on(socket, name, story.disk, bytes, rng) {
+            tally.find("wrong", self.words(state, &format!("{name}: {why}")));
+        }
+    }
+}
+
+/// Writes here and there, and holds all the rest to what it was.
+fn write_on(socket: &Path, name: &str, disk: u64, mut bytes: Vec<u8>, rng: &mut Rng) -> Result<(), String> {
+    let mut peer = Peer::with(socket, Wish::new(name)).map_err(|why| why.to_string())?;
+    let sectors = (bytes.len() / SECTOR) as u64;
+    for number in 0..6 {
+        let (at, count) = (rng.below(sectors), 1 + rng.below(40));
+        let count = count.min(sectors - at);
+        let data: Vec<u8> = (at..at + count).flat_map(|sector| stamp(disk, sector, number + 1)).collect();
+        peer.write(at * 512, &data, CommandFlags::NONE)
+            .map_err(|why| format!("a write after the cut: {why}"))?;
+        bytes[(at * 512) as usize..][..data.len()].copy_from_slice(&data);
+    }
+    peer.flush().map_err(|why| format!("a flush after the cut: {why}"))?;
+    let now = peer.read(0, bytes.len() as u64).map_err(|why| format!("a read after the cut: {why}"))?;
+    let differs = now.chunks(SECTOR).zip(bytes.chunks(SECTOR)).position(|(now, before)| now != before);
+    differs.map_or(Ok(()), |sector| Err(format!("sector {sector} changed by writes to others after the cut")))
+}

@@ -1,0 +1,134 @@
+//! The project's own attack: `./x soak attack [PART] [OPTIONS]`, and a short form of it among the tests.
+//!
+//! Each part draws everything from seeds that it prints, counts what it did, and ends with one line of figures. Each has a
+//! canary: a fault put in on purpose that it must find.
+
+pub mod clock;
+pub mod cuts;
+pub mod daemon;
+pub mod fault;
+pub mod faults;
+pub mod kills;
+pub mod load;
+pub mod options;
+pub mod recorder;
+pub mod stores;
+pub mod story;
+
+use std::fmt;
+
+/// What a part came to.
+#[derive(Clone, Default, Debug)]
+pub struct Tally {
+    /// Figures, in the order in which they are printed.
+    pub figures: Vec<(&'static str, u64)>,
+    /// Findings, each with what replays it.
+    pub findings: Vec<String>,
+    /// Findings that were counted but not kept.
+    pub more: u64,
+}
+
+/// Findings that are kept with their words.
+const KEPT: usize = 40;
+
+impl Tally {
+    /// Adds to a figure.
+    pub fn count(&mut self, name: &'static str, by: u64) {
+        match self.figures.iter_mut().find(|(figure, _)| *figure == name) {
+            Some((_, figure)) => *figure += by,
+            None => self.figures.push((name, by)),
+        }
+    }
+
+    /// A figure.
+    pub fn figure(&self, name: &str) -> u64 {
+        self.figures.iter().find(|(figure, _)| *figure == name).map_or(0, |(_, figure)| *figure)
+    }
+
+    /// Something that should not be: counted under its kind and told at once.
+    pub fn find(&mut self, kind: &'static str, what: String) {
+        self.count(kind, 1);
+        if self.findings.len() < KEPT {
+            println!("FOUND {kind}: {what}");
+            self.findings.push(what);
+        } else {
+            self.more += 1;
+        }
+    }
+
+    /// Adds another's figures and findings, which were told before.
+    pub fn add(&mut self, other: Tally) {
+        for (name, figure) in other.figures {
+            self.count(name, figure);
+        }
+        self.more += other.more;
+        self.findings.extend(other.findings);
+    }
+
+    /// Whether nothing was found.
+    pub fn is_clean(&self) -> bool {
+        self.findings.is_empty() && self.more == 0
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (name, figure)) in self.figures.iter().enumerate() {
+            write!(f, "{}{name} {figure}", if index > 0 { " " } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+/// A part of the attack.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Part {
+    /// kill -9 amid writes.
+    Kills,
+    /// Power cuts.
+    Cuts,
+    /// Calls that fail.
+    Faults,
+}
+
+impl Part {
+    /// All of them.
+    pub const ALL: [Part; 3] = [Part::Kills, Part::Cuts, Part::Faults];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Part::Kills => "kills",
+            Part::Cuts => "cuts",
+            Part::Faults => "faults",
+        }
+    }
+
+    /// The one with that name.
+    pub fn named(name: &str) -> Option<Part> {
+        Part::ALL.into_iter().find(|part| part.name() == name)
+    }
+
+    /// All names, for a message.
+    pub fn names() -> String {
+        Part::ALL.map(Part::name).join(", ")
+    }
+
+    /// How many units of work a full run does.
+    pub fn count(self) -> u64 {
+        match self {
+            Part::Kills => 2000,
+            Part::Cuts => 10_000,
+            Part::Faults => 3000,
+        }
+    }
+
+    /// Runs it.
+    pub fn run(self, options: &options::Options) -> Tally {
+        match self {
+            Part::Kills => kills::run(options),
+            Part::Cuts => cuts::run(options),
+            Part::Faults => faults::run(options),
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! What a run of a part is asked for: `--seed=N --count=N --seconds=N --workers=N --store=NAME --canary`.
+
+use super::stores::Store;
+use std::hash::{BuildHasher, RandomState};
+use std::time::{Duration, Instant};
+
+/// The options of a run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The first seed; each unit of work has the next one.
+    pub seed: u64,
+    /// Units of work: kills, crash states, sessions.
+    pub count: u64,
+    /// It ends when this time is up, too.
+    pub until: Option<Instant>,
+    /// How many at a time.
+    pub workers: usize,
+    /// Only this store.
+    pub store: Option<Store>,
+    /// With a fault on purpose, which must be found.
+    pub canary: bool,
+}
+
+/// What can be asked for.
+pub const USAGE: &str = "usage: ./x soak attack [PART...] [--seed=N] [--count=N] [--seconds=N] [--workers=N] \
+[--store=NAME] [--canary]";
+
+impl Options {
+    /// For a number of units, with a fresh seed.
+    pub fn new(count: u64) -> Options {
+        let seed = RandomState::new().hash_one(0) % 1_000_000_000;
+        Options { seed, count, until: None, workers: 2, store: None, canary: false }
+    }
+
+    /// The same with another number of units.
+    #[must_use]
+    pub fn with_count(&self, count: u64) -> Options {
+        Options { count, ..self.clone() }
+    }
+
+    /// Takes one option of a command line.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn take(&mut self, word: &str) -> Result<(), String> {
+        let (name, value) = word.split_once('=').unwrap_or((word, ""));
+        let number = || value.parse::<u64>().map_err(|_| format!("{word}: a number is needed; {USAGE}"));
+        match name {
+            "--seed" => self.seed = number()?,
+            "--count" => self.count = number()?,
+            "--seconds" => self.until = Some(Instant::now() + Duration::from_secs(number()?)),
+            "--workers" => self.workers = number()?.clamp(1, 64) as usize,
+            "--store" => {
+                let store = Store::named(value);
+                let names = || Store::ALL.map(Store::name).join(", ");
+                self.store =
+                    Some(store.ok_or_else(|| format!("unknown store \"{value}\"; there are: {}", names()))?);
+            }
+            "--canary" => self.canary = true,
+            _ => return Err(format!("unknown option \"{word}\"; {USAGE}")),
+        }
+        Ok(())
+    }
+
+    /// Whether the time is up.
+    pub fn is_over(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() >= until)
+    }
+
+    /// The stores that are wanted and can be had here.
+    pub fn stores(&self) -> Vec<Store> {
+        let wanted = |store: &Store| {
+            self.store.is_none_or(|only| only == *store)
+                && store.tool().is_none_or(|tool| crate::tools::find(tool).is_some())
+        };
+        Store::ALL.into_iter().filter(wanted).collect()
+    }
+
+    /// A folder for what this run makes: in memory where that can be.
+    pub fn scratch(&self) -> std::io::Result<tempfile::TempDir> {
+        // Paths of sockets have at most 107 bytes.
+        let shm = std::path::Path::new("/dev/shm");
+        let dir = if shm.is_dir() { shm.to_owned() } else { "/tmp".into() };
+        tempfile::Builder::new().prefix("by-").tempdir_in(dir)
+    }
+}

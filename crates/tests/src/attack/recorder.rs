@@ -1,0 +1,607 @@
+//! A file system in memory, by FUSE, that records what is done to its files and fails what it is told to fail.
+//!
+//! One folder of regular files. Every write, fallocate, truncate and sync is recorded with its data and with the ticks of
+//! a [`Clock`] at which it arrived and at which it was answered; [`Recording::crash`] turns the records into what a disk
+//! may hold after a power cut. Calls of one process run at the same time (several threads), and some are delayed, so that a
+//! sync that is sent before a write was answered does not cover that write here either.
+//!
+//! Names are durable at once: creating, renaming and removing a file is not part of a crash state.
+
+use super::clock::Clock;
+use super::fault::{Call, Faults, Verdict};
+use fuser::{
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
+    INodeNo, LockOwner, MountOption, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow,
+    WriteFlags,
+};
+use sim::Rng;
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// How long the kernel may keep names and attributes. Nobody but the kernel changes them.
+const KEPT: Duration = Duration::from_secs(60);
+/// Threads that answer the kernel.
+const THREADS: usize = 4;
+/// `FALLOC_FL_KEEP_SIZE`, `FALLOC_FL_PUNCH_HOLE` and `FALLOC_FL_ZERO_RANGE`.
+const KEEP_SIZE: i32 = 1;
+const PUNCH_HOLE: i32 = 2;
+const ZERO_RANGE: i32 = 16;
+/// Of `open` and of `RWF_DSYNC`.
+const O_DSYNC: i32 = 0o10000;
+/// Sectors are written whole or not at all.
+pub const SECTOR: u64 = 512;
+
+/// What was done to a file.
+#[derive(Clone, Debug)]
+pub enum Deed {
+    /// Data written at an offset.
+    Write(u64, Vec<u8>),
+    /// Zeroes at an offset for a length; the file may grow by them.
+    Zero(u64, u64, bool),
+    /// A new size.
+    Size(u64),
+    /// A sync.
+    Sync,
+}
+
+/// A deed, and when it was done.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// Which file.
+    pub file: u64,
+    /// When it arrived.
+    pub begin: u64,
+    /// When it was answered.
+    pub end: u64,
+    /// What it was.
+    pub deed: Deed,
+    /// A sync that failed has lost it: no later sync makes it durable.
+    pub lost: bool,
+    /// It was written with `O_DSYNC`: durable by itself once it is answered.
+    pub synced: bool,
+}
+
+/// What was recorded, and where it began.
+#[derive(Clone, Default)]
+pub struct Recording {
+    /// Files by number: name and content when the recording began.
+    pub base: BTreeMap<u64, (OsString, Vec<u8>)>,
+    /// What was done since, in the order in which it was answered.
+    pub records: Vec<Record>,
+}
+
+/// How a crash chooses among what was not durable.
+#[derive(Clone, Copy, Debug)]
+enum Choice {
+    Nothing,
+    All,
+    Records(u32),
+    Sectors(u32),
+    AllBut(u64),
+    Only(u64),
+}
+
+impl Recording {
+    /// The ticks just before each sync was sent and just after it was answered.
+    pub fn sync_boundaries(&self) -> Vec<u64> {
+        let syncs = self.records.iter().filter(|record| matches!(record.deed, Deed::Sync));
+        syncs.flat_map(|sync| [sync.begin, sync.end + 1]).collect()
+    }
+
+    /// What the disk may hold if the power goes at that tick.
+    pub fn crash(&self, at: u64, rng: &mut Rng) -> BTreeMap<OsString, Vec<u8>> {
+        let mut durable_until: BTreeMap<u64, u64> = BTreeMap::new();
+        for sync in self.records.iter().filter(|record| matches!(record.deed, Deed::Sync) && record.end < at)
+        {
+            let until = durable_until.entry(sync.file).or_default();
+            *until = (*until).max(sync.begin);
+        }
+        let is_durable = |record: &Record| {
+            let covered = durable_until.get(&record.file).is_some_and(|until| record.end < *until);
+            (record.synced && record.end < at) || (!record.lost && covered)
+        };
+        let mut open: u64 = 0;
+        for record in &self.records {
+            open += u64::from(record.begin < at && !is_durable(record) && !matches!(record.deed, Deed::Sync));
+        }
+        let choice = match rng.below(8) {
+            0 => Choice::Nothing,
+            1 => Choice::All,
+            2 => Choice::Records(500),
+            3 => Choice::Records(900),
+            4 => Choice::Sectors(500),
+            5 => Choice::Sectors(950),
+            6 => Choice::AllBut(rng.below(open.max(1))),
+            _ => Choice::Only(rng.below(open.max(1))),
+        };
+        let mut files = self.base.clone();
+        let mut number = 0;
+        for record in self.records.iter().filter(|record| record.begin < at) {
+            if matches!(record.deed, Deed::Sync) {
+                continue;
+            }
+            let Some((_, content)) = files.get_mut(&record.file) else { continue };
+            if is_durable(record) {
+                apply(content, &record.deed, |_| true);
+                continue;
+            }
+            match choice {
+                Choice::Nothing => {}
+                Choice::All => apply(content, &record.deed, |_| true),
+                Choice::Records(permille) if rng.chance(permille) => apply(content, &record.deed, |_| true),
+                Choice::Records(_) => {}
+                Choice::Sectors(permille) => apply(content, &record.deed, |_| rng.chance(permille)),
+                Choice::AllBut(one) if number == one => apply(content, &record.deed, |_| rng.chance(500)),
+                Choice::AllBut(_) => apply(content, &record.deed, |_| true),
+                Choice::Only(one) if number == one => apply(content, &record.deed, |_| true),
+                Choice::Only(_) => {}
+            }
+            number += 1;
+        }
+        files.into_values().collect()
+    }
+}
+
+/// Does a deed to a content, only in the sectors that `keep` names by their number.
+fn apply(content: &mut Vec<u8>, deed: &Deed, mut keep: impl FnMut(u64) -> bool) {
+    let (from, to) = match deed {
+        Deed::Write(offset, data) => (*offset, offset + data.len() as u64),
+        Deed::Zero(offset, len, grows) => {
+            let end = offset + len;
+            (*offset, if *grows { end } else { end.min(content.len() as u64) })
+        }
+        Deed::Size(size) => {
+            if keep(size / SECTOR) {
+                content.resize(*size as usize, 0);
+            }
+            return;
+        }
+        Deed::Sync => return,
+    };
+    let mut at = from;
+    while at < to {
+        let end = ((at / SECTOR + 1) * SECTOR).min(to);
+        if keep(at / SECTOR) {
+            if content.len() < end as usize {
+                content.resize(end as usize, 0);
+            }
+            let place = &mut content[at as usize..end as usize];
+            match deed {
+                Deed::Write(offset, data) => {
+                    place.copy_from_slice(&data[(at - offset) as usize..(end - offset) as usize]);
+                }
+                _ => place.fill(0),
+            }
+        }
+        at = end;
+    }
+}
+
+#[derive(Default)]
+struct State {
+    names: BTreeMap<OsString, u64>,
+    files: BTreeMap<u64, Vec<u8>>,
+    next: u64,
+    recording: Recording,
+    faults: Faults,
+    /// Of each so many calls one is delayed; 0: none.
+    delay_one_in: u64,
+    /// Reads and writes go past the page cache of the kernel.
+    uncached: bool,
+    /// A canary: of each so many syncs one is acknowledged and not done.
+    drop_one_sync_in: u64,
+    syncs: u64,
+    draws: u64,
+}
+
+struct Folder {
+    state: Arc<Mutex<State>>,
+    clock: Clock,
+}
+
+/// A mounted one.
+pub struct Recorder {
+    state: Arc<Mutex<State>>,
+    session: Option<BackgroundSession>,
+    at: PathBuf,
+}
+
+impl Recorder {
+    /// Mounts an empty one.
+    ///
+    /// # Errors
+    /// The kernel or the user's rights do not allow it.
+    pub fn mount(at: &Path, clock: Clock) -> std::io::Result<Recorder> {
+        std::fs::create_dir_all(at)?;
+        let state = Arc::new(Mutex::new(State { next: 2, ..State::default() }));
+        let mut config = Config::default();
+        config.mount_options = vec![MountOption::FSName("recorder".into()), MountOption::RW];
+        config.n_threads = Some(THREADS);
+        let session = fuser::spawn_mount(Folder { state: state.clone(), clock }, at, &config)?;
+        Ok(Recorder { state, session: Some(session), at: at.to_owned() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.at
+    }
+
+    /// Declares all that it holds to be durable, and records from now on.
+    pub fn begin(&self) {
+        let mut state = self.state();
+        let state = &mut *state;
+        let named = state.names.iter().map(|(name, file)| (*file, (name.clone(), state.files[file].clone())));
+        state.recording = Recording { base: named.collect(), records: Vec::new() };
+    }
+
+    /// What was recorded, with the names that files have now.
+    pub fn recording(&self) -> Recording {
+        let state = self.state();
+        let mut recording = state.recording.clone();
+        recording.base.retain(|file, _| state.names.values().any(|named| named == file));
+        for (name, file) in &state.names {
+            recording.base.entry(*file).or_default().0.clone_from(name);
+        }
+        recording
+    }
+
+    /// What its files hold now.
+    pub fn contents(&self) -> BTreeMap<OsString, Vec<u8>> {
+        let state = self.state();
+        state.names.iter().map(|(name, file)| (name.clone(), state.files[file].clone())).collect()
+    }
+
+    /// Fails calls by that plan from now on, counting from the next call.
+    pub fn set_faults(&self, faults: Faults) {
+        self.state().faults = faults;
+    }
+
+    /// What has failed so far, and how many calls there were.
+    pub fn faults(&self) -> Faults {
+        self.state().faults.clone()
+    }
+
+    /// Delays one call in so many; 0: none.
+    pub fn set_delay(&self, one_in: u64) {
+        self.state().delay_one_in = one_in;
+    }
+
+    /// Has the kernel cache nothing of files that are opened from now on.
+    pub fn set_uncached(&self, uncached: bool) {
+        self.state().uncached = uncached;
+    }
+
+    /// A canary: one sync in so many is answered and not done.
+    pub fn set_dropped_syncs(&self, one_in: u64) {
+        self.state().drop_one_sync_in = one_in;
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        // A call that hangs must not keep the mount.
+        self.state().faults = Faults::default();
+        if let Some(session) = self.session.take()
+            && session.umount_and_join().is_err()
+        {
+            let _ = rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+}
+
+impl Folder {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// What the plan says about a call that arrives now; waits for as long as it says.
+    fn judge(&self, call: Call) -> (u64, Verdict) {
+        let (begin, verdict, wait) = {
+            let mut state = self.state();
+            state.draws =
+                state.draws.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let draw = state.draws >> 33;
+            let delayed = state.delay_one_in > 0 && draw.is_multiple_of(state.delay_one_in);
+            let wait = Duration::from_micros(if delayed { 20 + draw % 400 } else { 0 });
+            (self.clock.tick(), state.faults.judge(call), wait)
+        };
+        if !wait.is_zero() {
+            std::thread::sleep(wait);
+        }
+        if let Verdict::Hang(time) = verdict {
+            std::thread::sleep(time);
+        }
+        (begin, verdict)
+    }
+
+    /// Does a deed and records it.
+    fn perform(&self, file: u64, begin: u64, deed: Deed, synced: bool) -> Result<(), Errno> {
+        let mut state = self.state();
+        let content = state.files.get_mut(&file).ok_or(Errno::ENOENT)?;
+        apply(content, &deed, |_| true);
+        let end = self.clock.tick();
+        state.recording.records.push(Record { file, begin, end, deed, lost: false, synced });
+        Ok(())
+    }
+
+    fn attributes(&self, state: &State, file: u64) -> FileAttr {
+        let size = state.files.get(&file).map_or(0, |content| content.len() as u64);
+        let is_folder = file == u64::from(INodeNo::ROOT);
+        FileAttr {
+            ino: INodeNo(file),
+            size,
+            blocks: size.div_ceil(512),
+            atime: UNIX_EPOCH,
+            mtime: UNIX_EPOCH,
+            ctime: UNIX_EPOCH,
+            crtime: UNIX_EPOCH,
+            kind: if is_folder { FileType::Directory } else { FileType::RegularFile },
+            perm: if is_folder { 0o700 } else { 0o600 },
+            nlink: 1,
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            rdev: 0,
+            blksize: 4096,
+            flags: 0,
+        }
+    }
+
+    fn opening(&self) -> FopenFlags {
+        if self.state().uncached { FopenFlags::FOPEN_DIRECT_IO } else { FopenFlags::empty() }
+    }
+}
+
+impl Filesystem for Folder {
+    fn lookup(&self, _req: &Request, _parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let state = self.state();
+        match state.names.get(name) {
+            Some(file) => reply.entry(&KEPT, &self.attributes(&state, *file), Generation(0)),
+            None => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        let state = self.state();
+        reply.attr(&KEPT, &self.attributes(&state, ino.into()));
+    }
+
+    fn setattr(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _mode: Option<u32>,
+        _uid: Option<u32>,
+        _gid: Option<u32>,
+        size: Option<u64>,
+        _atime: Option<TimeOrNow>,
+        _mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        _fh: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<fuser::BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        if let Some(size) = size {
+            let (begin, verdict) = self.judge(Call::Truncate);
+            if let Verdict::Fail(errno) = verdict {
+                return reply.error(Errno::from_i32(errno));
+            }
+            if let Err(errno) = self.perform(ino.into(), begin, Deed::Size(size), false) {
+                return reply.error(errno);
+            }
+        }
+        let state = self.state();
+        reply.attr(&KEPT, &self.attributes(&state, ino.into()));
+    }
+
+    fn create(
+        &self,
+        _req: &Request,
+        _parent: INodeNo,
+        name: &OsStr,
+        _mode: u32,
+        _umask: u32,
+        _flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let (_, verdict) = self.judge(Call::Create);
+        if let Verdict::Fail(errno) = verdict {
+            return reply.error(Errno::from_i32(errno));
+        }
+        let flags = self.opening();
+        let mut state = self.state();
+        let file = state.next;
+        state.next += 1;
+        state.names.insert(name.to_owned(), file);
+        state.files.insert(file, Vec::new());
+        state.recording.base.insert(file, (name.to_owned(), Vec::new()));
+        reply.created(&KEPT, &self.attributes(&state, file), Generation(0), FileHandle(0), flags);
+    }
+
+    fn open(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        match self.judge(Call::Open).1 {
+            Verdict::Fail(errno) => reply.error(Errno::from_i32(errno)),
+            _ => reply.opened(FileHandle(0), self.opening()),
+        }
+    }
+
+    fn read(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let (_, verdict) = self.judge(Call::Read);
+        if let Verdict::Fail(errno) = verdict {
+            return reply.error(Errno::from_i32(errno));
+        }
+        let state = self.state();
+        let Some(content) = state.files.get(&u64::from(ino)) else { return reply.error(Errno::ENOENT) };
+        let from = (offset as usize).min(content.len());
+        let mut to = (from + size as usize).min(content.len());
+        if let (Verdict::Short, true) = (verdict, state.uncached) {
+            to = from + (to - from).div_ceil(2);
+        }
+        reply.data(&content[from..to]);
+    }
+
+    fn write(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _write_flags: WriteFlags,
+        flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let (begin, verdict) = self.judge(Call::Write);
+        // What goes past the page cache brings its own sync; for the rest the kernel sends one after the write.
+        let synced = flags.0 & O_DSYNC != 0;
+        let len = match verdict {
+            Verdict::Fail(errno) => return reply.error(Errno::from_i32(errno)),
+            // Of a write that is not cached the kernel reports how much was written; of others that it failed.
+            Verdict::Short if self.state().uncached && data.len() > 512 => {
+                (data.len() / 2).next_multiple_of(512)
+            }
+            _ => data.len(),
+        };
+        let len = len.min(data.len());
+        match self.perform(ino.into(), begin, Deed::Write(offset, data[..len].to_vec()), synced) {
+            Ok(()) => reply.written(len as u32),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn fallocate(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let (begin, verdict) = self.judge(Call::Fallocate);
+        if let Verdict::Fail(errno) = verdict {
+            return reply.error(Errno::from_i32(errno));
+        }
+        let grows = mode & KEEP_SIZE == 0;
+        let deed = if mode & (PUNCH_HOLE | ZERO_RANGE) != 0 {
+            Deed::Zero(offset, length, grows)
+        } else {
+            let size = self.state().files.get(&u64::from(ino)).map_or(0, Vec::len) as u64;
+            if !grows || offset + length <= size {
+                return reply.ok();
+            }
+            Deed::Size(offset + length)
+        };
+        match self.perform(ino.into(), begin, deed, false) {
+            Ok(()) => reply.ok(),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn fsync(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        let (begin, verdict) = self.judge(Call::Sync);
+        let file = ino.into();
+        if let Verdict::Fail(errno) = verdict {
+            // As Linux does: what was dirty is forgotten, and the next sync succeeds.
+            let mut state = self.state();
+            let records = &mut state.recording.records;
+            let durable =
+                records.iter().filter(|record| record.file == file && matches!(record.deed, Deed::Sync));
+            let until = durable.map(|sync| sync.begin).max().unwrap_or(0);
+            for record in records.iter_mut().filter(|record| record.file == file && record.end >= until) {
+                record.lost |= !matches!(record.deed, Deed::Sync);
+            }
+            return reply.error(Errno::from_i32(errno));
+        }
+        let dropped = {
+            let mut state = self.state();
+            state.syncs += 1;
+            state.drop_one_sync_in > 0 && state.syncs.is_multiple_of(state.drop_one_sync_in)
+        };
+        if dropped {
+            return reply.ok();
+        }
+        match self.perform(file, begin, Deed::Sync, false) {
+            Ok(()) => reply.ok(),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn flush(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _owner: LockOwner, reply: ReplyEmpty) {
+        reply.ok();
+    }
+
+    fn fsyncdir(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        reply.ok();
+    }
+
+    fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        reply.statfs(1 << 20, 1 << 19, 1 << 19, 1000, 1000, 4096, 255, 4096);
+    }
+
+    fn unlink(&self, _req: &Request, _parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        match self.state().names.remove(name) {
+            Some(_) => reply.ok(),
+            None => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn rename(
+        &self,
+        _req: &Request,
+        _parent: INodeNo,
+        name: &OsStr,
+        _newparent: INodeNo,
+        newname: &OsStr,
+        _flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let mut state = self.state();
+        match state.names.remove(name) {
+            Some(file) => {
+                state.names.insert(newname.to_owned(), file);
+                reply.ok();
+            }
+            None => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn readdir(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let state = self.state();
+        for (index, (name, file)) in state.names.iter().enumerate().skip(offset as usize) {
+            if reply.add(INodeNo(*file), index as u64 + 1, FileType::RegularFile, name) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+}

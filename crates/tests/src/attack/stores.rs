@@ -1,0 +1,285 @@
+//! Everything that stores blocks: how to make it in a folder, and how to serve it.
+
+use super::clock::Clock;
+use super::load::Disk;
+use super::story::{Promise, Story};
+use sim::Rng;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A kind of store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Store {
+    /// A file, through the page cache.
+    Raw,
+    /// A file, past it.
+    Direct,
+    /// An overlay over a file.
+    Overlay,
+    /// An overlay that is committed while it is served.
+    Commit,
+    /// A qcow2 image.
+    Qcow2,
+    /// A qcow2 image with a backing file.
+    Backed,
+    /// An origin and its persistent snapshot.
+    Snapshot,
+    /// A mirror with a log on a file.
+    Mirror,
+    /// log-writes on files.
+    Log,
+    /// Several devices of one process.
+    Several,
+}
+
+impl Store {
+    /// All of them.
+    pub const ALL: [Store; 10] = [
+        Store::Raw,
+        Store::Direct,
+        Store::Overlay,
+        Store::Commit,
+        Store::Qcow2,
+        Store::Backed,
+        Store::Snapshot,
+        Store::Mirror,
+        Store::Log,
+        Store::Several,
+    ];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Store::Raw => "raw",
+            Store::Direct => "direct",
+            Store::Overlay => "overlay",
+            Store::Commit => "commit",
+            Store::Qcow2 => "qcow2",
+            Store::Backed => "backed",
+            Store::Snapshot => "snapshot",
+            Store::Mirror => "mirror",
+            Store::Log => "log",
+            Store::Several => "several",
+        }
+    }
+
+    /// The one with that name.
+    pub fn named(name: &str) -> Option<Store> {
+        Store::ALL.into_iter().find(|store| store.name() == name)
+    }
+
+    /// What a server that is killed keeps without a flush. Tables of a qcow2 image are in memory until one.
+    pub fn kept_by_kill(self) -> Promise {
+        match self {
+            Store::Qcow2 | Store::Backed => Promise::Flushed,
+            _ => Promise::Acknowledged,
+        }
+    }
+
+    /// What has to be installed for it.
+    pub fn tool(self) -> Option<&'static str> {
+        matches!(self, Store::Qcow2 | Store::Backed).then_some("qemu-img")
+    }
+}
+
+/// A device of a setup.
+#[derive(Clone, Debug)]
+pub struct Device {
+    /// Its name, before which the setup's prefix stands.
+    pub name: &'static str,
+    /// What is in its stamps.
+    pub disk: u64,
+    /// The versions that its sectors have at first.
+    pub versions: Vec<u64>,
+}
+
+impl Device {
+    fn story(&self, clock: Clock) -> Story {
+        Story::new(self.disk, clock, self.versions.iter().copied())
+    }
+}
+
+/// A store with its parameters.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Its kind.
+    pub store: Store,
+    /// What it shows.
+    pub devices: Vec<Device>,
+    /// Devices of a topology, with `{dir}` and `{p}` where the folder and a prefix belong.
+    text: String,
+    /// Images that `qemu-img check` can check.
+    pub images: Vec<&'static str>,
+    /// What it is, for people.
+    pub about: String,
+    /// Whether it is served without io_uring.
+    pub epoll: bool,
+}
+
+/// Sectors of a device.
+const SECTORS: u64 = 2048;
+
+impl Setup {
+    /// Draws the parameters of a store.
+    pub fn draw(store: Store, rng: &mut Rng) -> Setup {
+        let mut setup = Setup {
+            store,
+            devices: Vec::new(),
+            text: String::new(),
+            images: Vec::new(),
+            about: String::new(),
+            epoll: rng.chance(300),
+        };
+        let chunk = *rng.pick(&["4K", "16K", "64K"]);
+        match store {
+            Store::Raw => setup.device("disk", "stack = \"file:{dir}/disk\"", rng),
+            Store::Direct => setup.device("disk", "stack = \"file:{dir}/disk,direct=on\"", rng),
+            Store::Overlay | Store::Commit => {
+                setup.about = format!("chunk={chunk}");
+                setup.device("disk", &overlay(chunk), rng);
+            }
+            Store::Qcow2 | Store::Backed => {
+                let cluster = *rng.pick(&["64K", "4K", "16K"]);
+                setup.about = cluster.to_owned();
+                setup.images = vec!["disk.qcow2"];
+                setup.device("disk", "stack = \"file:{dir}/disk.qcow2,format=qcow2\"", rng);
+            }
+            Store::Snapshot => {
+                let sectors = *rng.pick(&[8, 16, 64]);
+                setup.about = format!("chunk {sectors}");
+                let table = format!("table = \"0 {SECTORS} snapshot {{dir}}/base {{dir}}/cow P {sectors}\"");
+                setup.device("base", &format!("table = \"0 {SECTORS} snapshot-origin {{dir}}/base\""), rng);
+                setup.device("snap", &table, rng);
+                let (disk, versions) = (setup.devices[0].disk, setup.devices[0].versions.clone());
+                setup.devices[1].disk = disk;
+                setup.devices[1].versions = versions;
+            }
+            Store::Mirror => {
+                let region = *rng.pick(&[8, 64, 512]);
+                setup.about = format!("region {region}");
+                setup.device("pair", &mirror(region), rng);
+            }
+            Store::Log => {
+                let layer = "layers = [\"log,file={dir}/w.log,size=8M,create\"]";
+                setup.device("disk", &format!("stack = \"file:{{dir}}/disk\"\n{layer}"), rng);
+            }
+            Store::Several => {
+                setup.device("disk", "stack = \"file:{dir}/disk\"", rng);
+                setup.device("over", &overlay(chunk), rng);
+                setup.device("pair", &mirror(64), rng);
+            }
+        }
+        setup
+    }
+
+    fn device(&mut self, name: &'static str, body: &str, rng: &mut Rng) {
+        self.text += &format!("[device.{{p}}{name}]\n{body}\n");
+        self.text += &format!("[[export]]\ndevice = \"{{p}}{name}\"\nnbd = \"unix:{{sock}}\"\n");
+        let disk = rng.word() | 1;
+        let mut versions = Vec::new();
+        while versions.len() < SECTORS as usize {
+            let version = if rng.chance(500) { 0 } else { 1 + rng.below(1000) };
+            versions.extend(std::iter::repeat_n(version, 1 + rng.below(300) as usize));
+        }
+        versions.truncate(SECTORS as usize);
+        self.devices.push(Device { name, disk, versions });
+    }
+
+    /// What is known of its devices at first.
+    pub fn disks(&self, clock: &Clock) -> Vec<Disk> {
+        let devices = self.devices.iter().zip(0..);
+        devices.map(|(device, number)| Disk::new(device.story(clock.clone()).numbered(number))).collect()
+    }
+
+    /// Makes its files.
+    ///
+    /// # Errors
+    /// They cannot be made.
+    pub fn prepare(&self, dir: &Path) -> std::io::Result<()> {
+        for device in &self.devices {
+            let content = Story::initial(device.disk, device.versions.iter().copied());
+            match (self.store, device.name) {
+                (Store::Qcow2 | Store::Backed, _) => self.image(dir, &content)?,
+                (Store::Overlay | Store::Commit, _) | (_, "over") => {
+                    std::fs::write(dir.join("base"), content)?
+                }
+                (Store::Mirror, _) | (_, "pair") => {
+                    std::fs::write(dir.join("a"), &content)?;
+                    std::fs::write(dir.join("b"), &content)?;
+                    std::fs::write(dir.join("mlog"), vec![0; 64 << 10])?;
+                }
+                (Store::Snapshot, "base") => {
+                    std::fs::write(dir.join("base"), content)?;
+                    std::fs::write(dir.join("cow"), vec![0; 4 << 20])?;
+                }
+                (Store::Snapshot, _) => {}
+                _ => std::fs::write(dir.join("disk"), content)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn image(&self, dir: &Path, content: &[u8]) -> std::io::Result<()> {
+        // Made where there is a page cache, then copied: what qemu-img does to a file is not what is looked at.
+        let scratch = tempfile::tempdir()?;
+        let (raw, image) = (scratch.path().join("base"), scratch.path().join("disk.qcow2"));
+        std::fs::write(&raw, content)?;
+        let cluster = format!("cluster_size={}", self.about);
+        let mut command = Command::new("qemu-img");
+        if self.store == Store::Backed {
+            std::fs::write(dir.join("base"), content)?;
+            command.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base", "-o", &cluster]);
+            command.arg(&image).current_dir(scratch.path());
+        } else {
+            command.args(["convert", "-q", "-f", "raw", "-O", "qcow2", "-o", &cluster]).arg(&raw).arg(&image);
+        }
+        if !command.status()?.success() {
+            return Err(std::io::Error::other("qemu-img failed"));
+        }
+        std::fs::write(dir.join("disk.qcow2"), std::fs::read(&image)?)
+    }
+
+    /// What a topology of it begins with.
+    pub fn head(&self) -> &'static str {
+        if self.epoll { "ring = \"epoll\"\n" } else { "" }
+    }
+
+    /// A topology of it alone.
+    pub fn alone(&self, dir: &Path, socket: &Path) -> String {
+        self.head().to_owned() + &self.topology(dir, "", socket)
+    }
+
+    /// Its part of a topology: for a folder, with a prefix of names, and exports on a socket.
+    pub fn topology(&self, dir: &Path, prefix: &str, socket: &Path) -> String {
+        self.text
+            .replace("{dir}", &dir.to_string_lossy())
+            .replace("{p}", prefix)
+            .replace("{sock}", &socket.to_string_lossy())
+    }
+
+    /// What `qemu-img check` finds wrong with its images in a folder; leaks are not.
+    pub fn check_images(&self, dir: &Path) -> Option<String> {
+        for image in &self.images {
+            let path: PathBuf = dir.join(image);
+            let Ok(output) = Command::new("qemu-img").args(["check", "-f", "qcow2"]).arg(&path).output()
+            else {
+                continue;
+            };
+            // 3: clusters that nothing refers to.
+            if !matches!(output.status.code(), Some(0 | 3)) {
+                let text = String::from_utf8_lossy(&output.stdout).into_owned();
+                let errors = String::from_utf8_lossy(&output.stderr);
+                return Some(format!("qemu-img check: {}: {text}{errors}", output.status));
+            }
+        }
+        None
+    }
+}
+
+fn overlay(chunk: &str) -> String {
+    format!("stack = \"file:{{dir}}/base\"\nlayers = [\"cow,file={{dir}}/mine.cow,create,chunk={chunk}\"]")
+}
+
+fn mirror(region: u64) -> String {
+    format!("table = \"0 {SECTORS} mirror disk 2 {{dir}}/mlog {region} 2 {{dir}}/a 0 {{dir}}/b 0\"")
+}

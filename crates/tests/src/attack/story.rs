@@ -1,0 +1,361 @@
+//! What a writer knows: of each sector every version that was submitted, which of them were acknowledged, and which a
+//! flush or FUA has made durable. Nothing else may ever be read.
+//!
+//! Each written sector says which it is: a [`stamp`] of the disk, the sector's number and the version, from which all 512
+//! bytes follow. So a sector that belongs elsewhere, an older version and a torn one are told apart.
+//!
+//! Requests of one sector never overlap in time (the writer sees to that), so versions of a sector have one order.
+
+use super::clock::Clock;
+use std::fmt;
+
+/// Versions up to this one are initial ones.
+const FIRST_VERSION: u64 = 1 << 20;
+
+/// Bytes of a sector.
+pub const SECTOR: usize = 512;
+
+/// The content of a sector in a version.
+pub fn stamp(disk: u64, sector: u64, version: u64) -> [u8; SECTOR] {
+    let mut bytes = [0; SECTOR];
+    let mut word = disk ^ sector.rotate_left(20) ^ version.rotate_left(40) ^ 0x5deece66d;
+    bytes[..8].copy_from_slice(&disk.to_le_bytes());
+    bytes[8..16].copy_from_slice(&sector.to_le_bytes());
+    bytes[16..24].copy_from_slice(&version.to_le_bytes());
+    for chunk in bytes[24..].chunks_exact_mut(8) {
+        word ^= word << 13;
+        word ^= word >> 7;
+        word ^= word << 17;
+        chunk.copy_from_slice(&word.to_le_bytes());
+    }
+    bytes
+}
+
+/// What a sector holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Found {
+    /// This version; 0 is zeroes.
+    Version(u64),
+    /// What was never written there: what it says of itself, disk, sector and version.
+    Foreign(u64, u64, u64),
+}
+
+/// Reads a sector.
+pub fn read_stamp(disk: u64, sector: u64, bytes: &[u8]) -> Found {
+    if bytes.iter().all(|byte| *byte == 0) {
+        return Found::Version(0);
+    }
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap_or_default());
+    let version = word(16);
+    if bytes == stamp(disk, sector, version) {
+        Found::Version(version)
+    } else {
+        Found::Foreign(word(0) ^ disk, word(8), version)
+    }
+}
+
+/// What a request leaves in a sector.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Content {
+    /// A version; 0 is zeroes.
+    Version(u64),
+    /// Zeroes, or what was there.
+    Discarded,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    content: Content,
+    submitted: u64,
+    /// `u64::MAX` until it is.
+    acked: u64,
+    fua: bool,
+}
+
+/// What is promised about a disk that is looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Promise {
+    /// All that was acknowledged.
+    Acknowledged,
+    /// All that a flush or FUA covered.
+    Flushed,
+}
+
+/// What is wrong with a sector.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Harm {
+    /// It holds what it held once, before something that was promised.
+    Lost,
+    /// It holds what it never held.
+    Wrong,
+}
+
+/// A sector that is not as it should be.
+#[derive(Clone, Debug)]
+pub struct Complaint {
+    /// Its number.
+    pub sector: u64,
+    /// What is wrong.
+    pub harm: Harm,
+    /// What is there.
+    pub found: Found,
+    /// What may be there.
+    pub allowed: Vec<u64>,
+}
+
+impl fmt::Debug for Story {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (sector, entries) in self.sectors.iter().enumerate().filter(|(_, entries)| entries.len() > 1) {
+            writeln!(f, "{sector}: {entries:?}")?;
+        }
+        writeln!(f, "flushes {:?}", self.flushes)
+    }
+}
+
+impl fmt::Display for Complaint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Complaint { sector, harm, found, allowed } = self;
+        write!(f, "sector {sector} {harm:?}: {found:?}, allowed {allowed:?}")
+    }
+}
+
+/// A request of the writer's that changes sectors.
+#[derive(Clone, Copy, Debug)]
+pub struct Pending {
+    /// The first sector.
+    pub sector: u64,
+    /// How many.
+    pub count: u64,
+}
+
+/// A disk as its writer knows it.
+#[derive(Clone)]
+pub struct Story {
+    /// What is in every stamp of it.
+    pub disk: u64,
+    clock: Clock,
+    sectors: Vec<Vec<Entry>>,
+    /// Flushes that were answered: when they were sent, and when they were answered.
+    flushes: Vec<(u64, u64)>,
+    busy: Vec<bool>,
+    next_version: u64,
+}
+
+impl Story {
+    /// A disk of which each sector has an initial version, 0 for zeroes.
+    pub fn new(disk: u64, clock: Clock, versions: impl Iterator<Item = u64>) -> Story {
+        let first =
+            |version| vec![Entry { content: Content::Version(version), submitted: 0, acked: 0, fua: true }];
+        let sectors: Vec<_> = versions.map(first).collect();
+        let busy = vec![false; sectors.len()];
+        let next_version = FIRST_VERSION;
+        Story { disk, clock, sectors, flushes: Vec::new(), busy, next_version }
+    }
+
+    /// The same with versions that differ from those of the devices before it, which may have the same stamps.
+    #[must_use]
+    pub fn numbered(mut self, device: u64) -> Story {
+        self.next_version = FIRST_VERSION * (device + 1);
+        self
+    }
+
+    /// Its length in sectors.
+    pub fn sectors(&self) -> u64 {
+        self.sectors.len() as u64
+    }
+
+    /// The bytes of sectors in their initial versions: what to prepare a file with.
+    pub fn initial(disk: u64, versions: impl Iterator<Item = u64>) -> Vec<u8> {
+        let sector = |(sector, version)| match version {
+            0 => [0; SECTOR],
+            _ => stamp(disk, sector as u64, version),
+        };
+        versions.enumerate().flat_map(sector).collect()
+    }
+
+    /// Takes sectors for a request, if none of them has one; with their new version if `content` brings one.
+    pub fn reserve(&mut self, sector: u64, count: u64) -> Option<Pending> {
+        let range = sector as usize..(sector + count) as usize;
+        if self.busy[range.clone()].iter().any(|busy| *busy) {
+            return None;
+        }
+        self.busy[range].fill(true);
+        Some(Pending { sector, count })
+    }
+
+    /// A version that no sector had.
+    pub fn version(&mut self) -> u64 {
+        self.next_version += 1;
+        self.next_version
+    }
+
+    /// The request is about to be sent.
+    pub fn submit(&mut self, pending: Pending, content: Content, fua: bool) {
+        let submitted = self.clock.tick();
+        for sector in pending.sector..pending.sector + pending.count {
+            self.sectors[sector as usize].push(Entry { content, submitted, acked: u64::MAX, fua });
+        }
+    }
+
+    /// It has ended.
+    pub fn end(&mut self, pending: Pending, is_change: bool, ok: bool) {
+        let acked = if ok { self.clock.tick() } else { u64::MAX };
+        let range = pending.sector as usize..(pending.sector + pending.count) as usize;
+        self.busy[range.clone()].fill(false);
+        if is_change {
+            for entries in &mut self.sectors[range] {
+                if let Some(last) = entries.last_mut() {
+                    last.acked = acked;
+                }
+            }
+        }
+    }
+
+    /// A flush is about to be sent: what it has to say when it was answered.
+    pub fn flush_begin(&mut self) -> u64 {
+        self.clock.tick()
+    }
+
+    /// A flush that began then was answered.
+    pub fn flushed(&mut self, sent: u64) {
+        let answered = self.clock.tick();
+        self.flushes.push((sent, answered));
+    }
+
+    /// How many flushes were answered.
+    pub fn flushes(&self) -> usize {
+        self.flushes.len()
+    }
+
+    /// The tick until which what was acknowledged is flushed, as known at `at`.
+    fn flushed_until(&self, at: u64) -> u64 {
+        let known = self.flushes.iter().filter(|(_, answered)| *answered < at);
+        known.map(|(sent, _)| *sent).max().unwrap_or(0)
+    }
+
+    fn allowed(&self, sector: u64, at: u64, until: u64, promise: Promise) -> Vec<u64> {
+        let entries = &self.sectors[sector as usize];
+        let holds = |entry: &Entry| match promise {
+            Promise::Acknowledged => entry.acked < at,
+            Promise::Flushed => entry.acked < at && (entry.acked == 0 || entry.acked < until || entry.fua),
+        };
+        let holds_alone = |entry: &Entry| holds(entry) && entry.content != Content::Discarded;
+        let from = entries.iter().rposition(holds_alone).unwrap_or(0);
+        let may_be = entries[from..].iter().filter(|entry| entry.submitted < at);
+        let mut allowed: Vec<u64> = may_be
+            .map(|entry| match entry.content {
+                Content::Version(version) => version,
+                Content::Discarded => 0,
+            })
+            .collect();
+        allowed.dedup();
+        allowed
+    }
+
+    /// Whether the bytes from `first` on are what the disk may hold at that tick.
+    pub fn check(&self, first: u64, bytes: &[u8], at: u64, promise: Promise) -> Vec<Complaint> {
+        let until = self.flushed_until(at);
+        let mut complaints = Vec::new();
+        for (index, bytes) in bytes.chunks_exact(SECTOR).enumerate() {
+            let sector = first + index as u64;
+            let found = read_stamp(self.disk, sector, bytes);
+            let allowed = self.allowed(sector, at, until, promise);
+            if let Found::Version(version) = found
+                && allowed.contains(&version)
+            {
+                continue;
+            }
+            let was_there =
+                |entry: &Entry| Found::Version(entry_version(entry)) == found && entry.submitted < at;
+            let known = self.sectors[sector as usize].iter().any(was_there);
+            let harm = if known { Harm::Lost } else { Harm::Wrong };
+            complaints.push(Complaint { sector, harm, found, allowed });
+        }
+        complaints
+    }
+
+    /// Goes on from what was found on the disk; every sector is known then, and free.
+    pub fn restart(&mut self, bytes: &[u8]) {
+        self.busy.fill(false);
+        self.flushes.clear();
+        let disk = self.disk;
+        for (sector, bytes) in bytes.chunks_exact(SECTOR).enumerate() {
+            if let Found::Version(version) = read_stamp(disk, sector as u64, bytes) {
+                let content = Content::Version(version);
+                self.sectors[sector] = vec![Entry { content, submitted: 0, acked: 0, fua: true }];
+            }
+        }
+    }
+
+    /// Frees sectors whose requests nobody will answer any more.
+    pub fn abandon(&mut self) {
+        self.busy.fill(false);
+    }
+
+    /// A canary: takes everything that was submitted for acknowledged.
+    pub fn pretend_acknowledged(&mut self) {
+        let now = self.clock.tick();
+        for entry in self.sectors.iter_mut().flatten().filter(|entry| entry.acked == u64::MAX) {
+            entry.acked = now;
+        }
+    }
+
+    /// The last tick.
+    pub fn now(&self) -> u64 {
+        self.clock.now()
+    }
+}
+
+fn entry_version(entry: &Entry) -> u64 {
+    match entry.content {
+        Content::Version(version) => version,
+        Content::Discarded => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one_write(story: &mut Story, fua: bool) -> (u64, Vec<u8>) {
+        let pending = story.reserve(3, 1).expect("it is free");
+        let version = story.version();
+        story.submit(pending, Content::Version(version), fua);
+        story.end(pending, true, true);
+        (version, stamp(story.disk, 3, version).to_vec())
+    }
+
+    #[test]
+    fn an_acknowledged_write_may_be_missing_until_it_is_flushed() {
+        let mut story = Story::new(7, Clock::default(), std::iter::repeat_n(0, 8));
+        let (_, bytes) = one_write(&mut story, false);
+        let at = story.now() + 1;
+        assert!(story.check(3, &[0; 512], at, Promise::Flushed).is_empty());
+        assert!(story.check(3, &bytes, at, Promise::Flushed).is_empty());
+        let lost = story.check(3, &[0; 512], at, Promise::Acknowledged);
+        assert_eq!(lost[0].harm, Harm::Lost);
+        let sent = story.flush_begin();
+        story.flushed(sent);
+        let at = story.now() + 1;
+        assert_eq!(story.check(3, &[0; 512], at, Promise::Flushed)[0].harm, Harm::Lost);
+        assert!(story.check(3, &bytes, at, Promise::Flushed).is_empty());
+    }
+
+    #[test]
+    fn a_fua_write_is_flushed_by_itself_and_another_sector_is_wrong() {
+        let mut story = Story::new(7, Clock::default(), std::iter::repeat_n(0, 8));
+        let (version, _) = one_write(&mut story, true);
+        let at = story.now() + 1;
+        assert_eq!(story.check(3, &[0; 512], at, Promise::Flushed)[0].harm, Harm::Lost);
+        let elsewhere = stamp(7, 4, version);
+        assert_eq!(story.check(3, &elsewhere, at, Promise::Flushed)[0].harm, Harm::Wrong);
+    }
+
+    #[test]
+    fn a_write_is_not_there_before_it_was_submitted() {
+        let mut story = Story::new(7, Clock::default(), std::iter::repeat_n(0, 8));
+        let before = story.now() + 1;
+        let (_, bytes) = one_write(&mut story, false);
+        assert_eq!(story.check(3, &bytes, before, Promise::Flushed)[0].harm, Harm::Wrong);
+    }
+}

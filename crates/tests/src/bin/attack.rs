@@ -1,0 +1,46 @@
+//! The project's own attack: `attack [PART...] [--seed=N] [--count=N] [--seconds=N] [--workers=N] [--store=NAME]
+//! [--canary]`. Without a part it runs all of them. Ends with status 1 if anything was found; with `--canary` if nothing was.
+#![forbid(unsafe_code)]
+
+use blockyard_tests::attack::options::{Options, USAGE};
+use blockyard_tests::attack::{Part, Tally};
+use std::process::ExitCode;
+use std::time::Instant;
+
+fn main() -> ExitCode {
+    let mut options = Options::new(0);
+    let mut parts = Vec::new();
+    for word in std::env::args().skip(1) {
+        let taken = match Part::named(&word) {
+            Some(part) => {
+                parts.push(part);
+                Ok(())
+            }
+            None if word.starts_with("--") => options.take(&word),
+            None => Err(format!("unknown part \"{word}\"; parts: {}; {USAGE}", Part::names())),
+        };
+        if let Err(why) = taken {
+            eprintln!("attack: {why}");
+            return ExitCode::from(2);
+        }
+    }
+    if parts.is_empty() {
+        parts.extend(Part::ALL);
+    }
+    println!("binary {}", blockyard_tests::server::binary().display());
+    // One line of a panic is enough: the threads of writers are expected to end so when a server breaks the protocol.
+    let mut all = Tally::default();
+    for part in parts {
+        let count = if options.count == 0 { part.count() } else { options.count };
+        println!("{}: seed {} count {count}", part.name(), options.seed);
+        let start = Instant::now();
+        let tally = part.run(&options.with_count(count));
+        let seconds = start.elapsed().as_secs_f64();
+        println!("{}: {tally} ({seconds:.0} s)", part.name());
+        all.add(tally);
+    }
+    match all.is_clean() == options.canary {
+        true => ExitCode::FAILURE,
+        false => ExitCode::SUCCESS,
+    }
+}
