@@ -52,7 +52,8 @@ pub fn run(options: &Options) -> Tally {
                     }
                     let states = STATES_EACH.min(options.count - round * STATES_EACH);
                     let replay = format!("cuts --store={} --seed={seed} --count={states}", store.name());
-                    if let Err(why) = one(options, store, seed, states, &replay, &mut tally) {
+                    let work = || one(options, store, seed, states, &replay, &mut tally);
+                    if let Err(why) = super::guarded(work) {
                         tally.find("broken", format!("{replay}: {why}"));
                     }
                     let mut total = total.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -311,7 +312,7 @@ impl Verifier<'_> {
             let what = format!("{name}: {} sectors, first {first}", complaints.len());
             return tally.find(kind, self.words(state, &what));
         }
-        if let Err(why) = write_on(socket, name, story.disk, bytes, rng) {
+        if let Err(why) = super::guarded(|| write_on(socket, name, story.disk, bytes, rng)) {
             tally.find("wrong", self.words(state, &format!("{name}: {why}")));
         }
     }

@@ -60,7 +60,8 @@ pub fn run(options: &Options) -> Tally {
                         tally.count(figure, 0);
                     }
                     let replay = format!("faults --store={} --seed={seed} --count=1", store.name());
-                    if let Err(why) = one(options, store, seed, &replay, &mut tally) {
+                    let work = || one(options, store, seed, &replay, &mut tally);
+                    if let Err(why) = super::guarded(work) {
                         tally.find("broken", format!("{replay}: {why}"));
                     }
                     let mut total = total.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -135,7 +136,7 @@ fn one(options: &Options, store: Store, seed: u64, replay: &str, tally: &mut Tal
     recorder.set_faults(Faults::default());
     if goes_on(store, verdict, &fired) {
         for (device, disk) in setup.devices.iter().zip(&disks) {
-            if let Err(why) = write_through(&place.socket(), device.name, disk, &mut rng) {
+            if let Err(why) = super::guarded(|| write_through(&place.socket(), device.name, disk, &mut rng)) {
                 tally.find("latched", words(&format!("{} after {fired:?}: {why}", device.name)));
             }
         }

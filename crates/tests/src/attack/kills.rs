@@ -41,7 +41,8 @@ pub fn run(options: &Options) -> Tally {
                     }
                     let kills = KILLS_EACH.min(options.count - round * KILLS_EACH);
                     let replay = format!("kills --store={} --seed={seed} --count={kills}", store.name());
-                    if let Err(why) = one(options, store, seed, kills, &replay, &mut tally) {
+                    let work = || one(options, store, seed, kills, &replay, &mut tally);
+                    if let Err(why) = super::guarded(work) {
                         tally.find("broken", format!("{replay}: {why}"));
                     }
                     let mut total = total.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -158,7 +159,9 @@ fn load_and_kill(
 
 /// Reads a whole device.
 pub fn read_all(socket: &Path, name: &str, sectors: u64) -> Result<Vec<u8>, String> {
-    let mut peer = Peer::with(socket, Wish::new(name)).map_err(|why| format!("{name}: {why}"))?;
-    let len = sectors * SECTOR as u64;
-    peer.read(0, len).map_err(|why| format!("{name}: reading {len} bytes: {why}"))
+    super::guarded(|| {
+        let mut peer = Peer::with(socket, Wish::new(name)).map_err(|why| format!("{name}: {why}"))?;
+        let len = sectors * SECTOR as u64;
+        peer.read(0, len).map_err(|why| format!("{name}: reading {len} bytes: {why}"))
+    })
 }

@@ -8,12 +8,15 @@ pub mod cuts;
 pub mod daemon;
 pub mod fault;
 pub mod faults;
+pub mod hostile;
 pub mod kills;
 pub mod load;
+pub mod mutate;
 pub mod options;
 pub mod recorder;
 pub mod stores;
 pub mod story;
+pub mod wire;
 
 use std::fmt;
 
@@ -80,6 +83,18 @@ impl fmt::Display for Tally {
     }
 }
 
+/// Runs what may panic because a server broke the protocol or went away: that is a finding, not the end of the run.
+///
+/// # Errors
+/// What it returned, or the message of the panic.
+pub fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        Err(text.unwrap_or_default())
+    })
+}
+
 /// A part of the attack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Part {
@@ -89,11 +104,20 @@ pub enum Part {
     Cuts,
     /// Calls that fail.
     Faults,
+    /// Hostile clients.
+    Clients,
+    /// Hostile servers.
+    Servers,
+    /// Sessions that were changed.
+    Sessions,
+    /// Files that were changed.
+    Images,
 }
 
 impl Part {
     /// All of them.
-    pub const ALL: [Part; 3] = [Part::Kills, Part::Cuts, Part::Faults];
+    pub const ALL: [Part; 7] =
+        [Part::Kills, Part::Cuts, Part::Faults, Part::Clients, Part::Servers, Part::Sessions, Part::Images];
 
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
@@ -101,6 +125,10 @@ impl Part {
             Part::Kills => "kills",
             Part::Cuts => "cuts",
             Part::Faults => "faults",
+            Part::Clients => "clients",
+            Part::Servers => "servers",
+            Part::Sessions => "sessions",
+            Part::Images => "images",
         }
     }
 
@@ -120,6 +148,9 @@ impl Part {
             Part::Kills => 2000,
             Part::Cuts => 10_000,
             Part::Faults => 3000,
+            Part::Clients | Part::Servers => 1000,
+            Part::Sessions => 100_000,
+            Part::Images => 12_500,
         }
     }
 
@@ -129,6 +160,10 @@ impl Part {
             Part::Kills => kills::run(options),
             Part::Cuts => cuts::run(options),
             Part::Faults => faults::run(options),
+            Part::Clients => hostile::clients::run(options),
+            Part::Servers => hostile::servers::run(options),
+            Part::Sessions => mutate::sessions::run(options),
+            Part::Images => mutate::images::run(options),
         }
     }
 }

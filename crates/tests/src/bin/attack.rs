@@ -28,7 +28,8 @@ fn main() -> ExitCode {
         parts.extend(Part::ALL);
     }
     println!("binary {}", blockyard_tests::server::binary().display());
-    // One line of a panic is enough: the threads of writers are expected to end so when a server breaks the protocol.
+    // One line of a panic is enough: a client here panics when a server breaks the protocol or goes away, which is counted.
+    std::panic::set_hook(Box::new(|panic| println!("  {panic}")));
     let mut all = Tally::default();
     for part in parts {
         let count = if options.count == 0 { part.count() } else { options.count };

@@ -1,0 +1,526 @@
+//! Hostile servers, and what a device over one of them makes of it: it may fail requests, but not hang beyond its times, not
+//! hand out what the server did not send for that place, not die, not use the processor or the log without end.
+
+use super::super::Tally;
+use super::super::daemon::{Daemon, tail};
+use super::super::options::Options;
+use crate::peer::Peer;
+use proto::nbd::CommandFlags;
+use proto::nbd::client::Wish;
+use sim::Rng;
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// Length of the export.
+const LEN: u64 = 1 << 20;
+/// The times of the device over it.
+const TIMES: &str = "timeout=300ms,reconnect=300ms";
+/// How long a request may take: both times, and what a busy machine adds.
+const LONGEST: Duration = Duration::from_secs(20);
+/// What a device may log while its server misbehaves, in bytes.
+const LOG_MAX: u64 = 256 << 10;
+/// Connections that a device may make to it meanwhile, on each of its queues.
+const CONNECTIONS_MAX: u64 = 400;
+
+/// A request as it came.
+struct Asked {
+    command: u16,
+    cookie: [u8; 8],
+    offset: u64,
+    len: u32,
+}
+
+/// What becomes of a connection.
+type Fate = std::io::Result<()>;
+
+/// How a server misbehaves.
+#[derive(Clone, Copy)]
+enum Manner {
+    /// Instead of a handshake.
+    Greets(fn(&mut UnixStream, &mut Rng) -> Fate),
+    /// Instead of an answer to an option.
+    Agrees(fn(&mut UnixStream, u32) -> Fate),
+    /// Instead of an answer to a request, after the first few were answered as they should be.
+    Answers(fn(&mut UnixStream, &Asked, &mut Rng) -> Fate),
+    /// As `Answers`, with structured replies.
+    Structured(fn(&mut UnixStream, &Asked, &mut Rng) -> Fate),
+}
+
+/// What is in the export: each byte follows from its place.
+fn content(offset: u64, len: usize) -> Vec<u8> {
+    (offset..offset + len as u64).map(|at| (at ^ at >> 8 ^ at >> 16) as u8).collect()
+}
+
+fn simple(asked: &Asked, error: u32) -> Vec<u8> {
+    [&0x6744_6698_u32.to_be_bytes()[..], &error.to_be_bytes(), &asked.cookie].concat()
+}
+
+fn chunk(asked: &Asked, flags: u16, kind: u16, payload: &[u8]) -> Vec<u8> {
+    chunk_of(asked.cookie, flags, kind, payload.len() as u32, payload)
+}
+
+fn chunk_of(cookie: [u8; 8], flags: u16, kind: u16, len: u32, payload: &[u8]) -> Vec<u8> {
+    let header = [&0x668e_33ef_u32.to_be_bytes()[..], &flags.to_be_bytes(), &kind.to_be_bytes(), &cookie];
+    [&header.concat()[..], &len.to_be_bytes(), payload].concat()
+}
+
+/// A chunk of data for a place.
+fn data(offset: u64, len: usize) -> Vec<u8> {
+    [&offset.to_be_bytes()[..], &content(offset, len)].concat()
+}
+
+fn stall() -> Fate {
+    std::thread::sleep(Duration::from_secs(2));
+    Ok(())
+}
+
+fn reply(stream: &mut UnixStream, option: u32, kind: u32, data: &[u8]) -> Fate {
+    let magic = 0x0003_e889_0455_65a9_u64;
+    let header = [&magic.to_be_bytes()[..], &option.to_be_bytes(), &kind.to_be_bytes()].concat();
+    stream.write_all(&[&header[..], &(data.len() as u32).to_be_bytes(), data].concat())
+}
+
+fn info(size: u64, flags: u16) -> Vec<u8> {
+    [&0u16.to_be_bytes()[..], &size.to_be_bytes(), &flags.to_be_bytes()].concat()
+}
+
+/// Flush, FUA, trim, zeroes, several connections.
+const FLAGS: u16 = 1 | 4 | 8 | 32 | 64 | 256;
+
+const MANNERS: &[(&str, Manner)] = &[
+    ("accepts and closes", Manner::Greets(|_, _| Ok(()))),
+    ("accepts and says nothing", Manner::Greets(|_, _| stall())),
+    (
+        "greets with noise",
+        Manner::Greets(|stream, rng| {
+            stream.write_all(&(0..4096).map(|_| rng.word() as u8).collect::<Vec<_>>())
+        }),
+    ),
+    (
+        "greets in the oldest way",
+        Manner::Greets(|stream, _| {
+            stream.write_all(b"NBDMAGIC\0\0\x42\x02\x81\x86\x12\x53")?;
+            stream.write_all(&[0; 140])
+        }),
+    ),
+    (
+        "greets by halves",
+        Manner::Greets(|stream, _| stream.write_all(b"NBDMAGICIHAV").and_then(|()| stall())),
+    ),
+    (
+        "greets and greets",
+        Manner::Greets(|stream, _| {
+            loop {
+                stream.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
+            }
+        }),
+    ),
+    ("speaks HTTP", Manner::Greets(|stream, _| stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n"))),
+    ("answers another option", Manner::Agrees(|stream, option| reply(stream, option + 1, 1, &[]))),
+    ("answers options with a wrong magic", Manner::Agrees(|stream, _| stream.write_all(&[0x77; 20]))),
+    (
+        "answers options with 4 GiB",
+        Manner::Agrees(|stream, option| {
+            let magic = 0x0003_e889_0455_65a9_u64;
+            stream.write_all(
+                &[&magic.to_be_bytes()[..], &option.to_be_bytes(), &[0, 0, 0, 3, 255, 255, 255, 255]]
+                    .concat(),
+            )?;
+            loop {
+                stream.write_all(&[0; 65536])?;
+            }
+        }),
+    ),
+    ("refuses each option", Manner::Agrees(|stream, option| reply(stream, option, 1 << 31 | 1, b"no"))),
+    (
+        "sends information without end",
+        Manner::Agrees(|stream, option| {
+            loop {
+                reply(stream, option, 3, &[0, 77, 1, 2, 3])?;
+            }
+        }),
+    ),
+    ("agrees without a size", Manner::Agrees(|stream, option| reply(stream, option, 1, &[]))),
+    ("has half a size", Manner::Agrees(|stream, option| reply(stream, option, 3, &[0, 0, 1, 2]))),
+    (
+        "has 2^64 - 1 bytes",
+        Manner::Agrees(|stream, option| {
+            reply(stream, option, 3, &info(u64::MAX, FLAGS))?;
+            reply(stream, option, 1, &[])
+        }),
+    ),
+    (
+        "has blocks of no size",
+        Manner::Agrees(|stream, option| {
+            reply(stream, option, 3, &info(LEN, FLAGS))?;
+            reply(stream, option, 3, &[0, 3, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 1])?;
+            reply(stream, option, 1, &[])
+        }),
+    ),
+    (
+        "has flags that mean nothing",
+        Manner::Agrees(|stream, option| {
+            reply(stream, option, 3, &info(LEN, 0xfffe))?;
+            reply(stream, option, 1, &[])
+        }),
+    ),
+    ("closes at a request", Manner::Answers(|_, _, _| Err(std::io::ErrorKind::Other.into()))),
+    ("says nothing to a request", Manner::Answers(|_, _, _| stall())),
+    (
+        "answers with another cookie",
+        Manner::Answers(|stream, asked, _| {
+            let other = Asked { cookie: [0xee; 8], ..*asked };
+            stream.write_all(&[simple(&other, 0), content(asked.offset, asked.len as usize)].concat())
+        }),
+    ),
+    (
+        "answers twice",
+        Manner::Answers(|stream, asked, _| {
+            let payload =
+                if asked.command == 0 { content(asked.offset, asked.len as usize) } else { Vec::new() };
+            let one = [simple(asked, 0), payload].concat();
+            stream.write_all(&[&one[..], &one].concat())
+        }),
+    ),
+    (
+        "sends replies that nobody asked for",
+        Manner::Answers(|stream, asked, _| {
+            for cookie in 0..1000u64 {
+                let other = Asked { cookie: cookie.to_be_bytes(), ..*asked };
+                stream.write_all(&simple(&other, 0))?;
+            }
+            Ok(())
+        }),
+    ),
+    ("answers with a wrong magic", Manner::Answers(|stream, _, _| stream.write_all(&[0x11; 16]))),
+    (
+        "answers with an error that does not exist",
+        Manner::Answers(|stream, asked, _| stream.write_all(&simple(asked, 0x7777_7777))),
+    ),
+    (
+        "answers by halves",
+        Manner::Answers(|stream, asked, _| {
+            stream.write_all(&[simple(asked, 0), content(asked.offset, asked.len as usize / 2)].concat())?;
+            stall()
+        }),
+    ),
+    (
+        "answers a byte at a time",
+        Manner::Answers(|stream, asked, _| {
+            for byte in [simple(asked, 0), content(asked.offset, asked.len as usize)].concat() {
+                stream.write_all(&[byte])?;
+                std::thread::sleep(Duration::from_micros(300));
+            }
+            Ok(())
+        }),
+    ),
+    (
+        "answers with noise",
+        Manner::Answers(|stream, _, rng| {
+            stream.write_all(&(0..512).map(|_| rng.word() as u8).collect::<Vec<_>>())
+        }),
+    ),
+    (
+        "answers simply what was agreed to be structured",
+        Manner::Structured(|stream, asked, _| {
+            stream.write_all(&[simple(asked, 0), content(asked.offset, asked.len as usize)].concat())
+        }),
+    ),
+    (
+        "sends data for another place",
+        Manner::Structured(|stream, asked, _| {
+            stream.write_all(&chunk(asked, 1, 1, &data(asked.offset + 4096, asked.len as usize)))
+        }),
+    ),
+    (
+        "sends the end before the data",
+        Manner::Structured(|stream, asked, _| {
+            stream.write_all(&chunk(asked, 1, 0, &[]))?;
+            stream.write_all(&chunk(asked, 0, 1, &data(asked.offset, asked.len as usize)))
+        }),
+    ),
+    (
+        "sends the same data twice",
+        Manner::Structured(|stream, asked, _| {
+            stream.write_all(&chunk(asked, 0, 1, &data(asked.offset, asked.len as usize)))?;
+            stream.write_all(&chunk(asked, 1, 1, &data(asked.offset, asked.len as usize)))
+        }),
+    ),
+    (
+        "sends less data than was asked for",
+        Manner::Structured(|stream, asked, _| {
+            stream.write_all(&chunk(asked, 1, 1, &data(asked.offset, asked.len as usize / 2)))
+        }),
+    ),
+    (
+        "sends more data than was asked for",
+        Manner::Structured(|stream, asked, _| {
+            stream.write_all(&chunk(asked, 1, 1, &data(asked.offset, asked.len as usize + 512)))
+        }),
+    ),
+    (
+        "lies about the length of a chunk",
+        Manner::Structured(|stream, asked, _| {
+            stream.write_all(&chunk_of(asked.cookie, 1, 1, u32::MAX, &data(asked.offset, asked.len as usize)))
+        }),
+    ),
+    (
+        "sends a chunk of data without a place",
+        Manner::Structured(|stream, asked, _| stream.write_all(&chunk(asked, 1, 1, &[1, 2, 3]))),
+    ),
+    (
+        "sends a hole of 4 GiB",
+        Manner::Structured(|stream, asked, _| {
+            let hole = [&asked.offset.to_be_bytes()[..], &[0xff; 4]].concat();
+            stream.write_all(&chunk(asked, 1, 2, &hole))
+        }),
+    ),
+    (
+        "sends a hole before the place",
+        Manner::Structured(|stream, asked, _| {
+            let hole = [&asked.offset.wrapping_sub(512).to_be_bytes()[..], &512u32.to_be_bytes()].concat();
+            stream.write_all(&chunk(asked, 1, 2, &hole))
+        }),
+    ),
+    (
+        "sends extents to a read",
+        Manner::Structured(|stream, asked, _| {
+            stream.write_all(&chunk(asked, 1, 5, &[0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 3]))
+        }),
+    ),
+    (
+        "sends an error with a text of 64 KiB",
+        Manner::Structured(|stream, asked, _| {
+            let error = [&5u32.to_be_bytes()[..], &[0xff; 2], &[b'x'; 65535]].concat();
+            stream.write_all(&chunk(asked, 1, 0x8001, &error))
+        }),
+    ),
+    (
+        "sends chunks of kinds that do not exist",
+        Manner::Structured(|stream, asked, _| stream.write_all(&chunk(asked, 1, 0x7abc, &[1, 2, 3, 4]))),
+    ),
+    (
+        "never sends the last chunk",
+        Manner::Structured(|stream, asked, _| {
+            stream.write_all(&chunk(asked, 0, 1, &data(asked.offset, asked.len as usize)))?;
+            stall()
+        }),
+    ),
+    (
+        "sends empty chunks without end",
+        Manner::Structured(|stream, asked, _| {
+            loop {
+                stream.write_all(&chunk(asked, 0, 0, &[]))?;
+            }
+        }),
+    ),
+];
+
+/// Goes through all manners, `count` of them, several at a time: most of it is waiting.
+pub fn run(options: &Options) -> Tally {
+    let mut tally = Tally::default();
+    for figure in ["manners", "wrong", "slow", "panics"] {
+        tally.count(figure, 0);
+    }
+    let (next, total) = (AtomicU64::new(0), Mutex::new(tally));
+    std::thread::scope(|scope| {
+        for _ in 0..options.workers * 4 {
+            scope.spawn(|| {
+                loop {
+                    let number = next.fetch_add(1, Relaxed);
+                    if number >= options.count || options.is_over() {
+                        break;
+                    }
+                    let Some((name, manner)) = MANNERS.get(number as usize) else { break };
+                    let (mut tally, start) = (Tally::default(), Instant::now());
+                    let seed = options.seed.wrapping_add(number);
+                    tally.count("manners", 1);
+                    if let Err(why) = one(options, *manner, seed, &mut tally, name) {
+                        tally.find("wrong", format!("servers --seed={seed}: one {name}: {why}"));
+                    }
+                    println!(
+                        "  {:>5.1} s, {:>4} connections: one {name}",
+                        start.elapsed().as_secs_f64(),
+                        tally.figure("connections")
+                    );
+                    total.lock().unwrap_or_else(std::sync::PoisonError::into_inner).add(tally);
+                }
+            });
+        }
+    });
+    total.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn one(options: &Options, manner: Manner, seed: u64, tally: &mut Tally, name: &str) -> Result<(), String> {
+    let scratch = options.scratch().map_err(|why| why.to_string())?;
+    let (dir, socket, behind) = (scratch.path(), scratch.path().join("s"), scratch.path().join("behind"));
+    let listener = UnixListener::bind(&behind).map_err(|why| why.to_string())?;
+    listener.set_nonblocking(true).map_err(|why| why.to_string())?;
+    let (stop, misbehaves, accepted) = (AtomicBool::new(false), AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let accepting = scope.spawn(|| {
+            while !stop.load(Relaxed) {
+                let Ok((stream, _)) = listener.accept() else {
+                    std::thread::sleep(Duration::from_millis(1));
+                    continue;
+                };
+                let number = accepted.fetch_add(1, Relaxed);
+                let misbehaves = &misbehaves;
+                // How the connection ends is the device's matter.
+                scope.spawn(move || drop(serve(stream, manner, misbehaves, Rng::new(seed ^ number << 32))));
+            }
+        });
+        let work = || use_it(dir, &socket, &behind, &misbehaves, &accepted, tally, name, seed);
+        let result = super::super::guarded(work);
+        stop.store(true, Relaxed);
+        drop(accepting.join());
+        result
+    })
+}
+
+#[expect(clippy::too_many_arguments, reason = "what a scene is made of")]
+fn use_it(
+    dir: &Path,
+    socket: &Path,
+    behind: &Path,
+    misbehaves: &AtomicBool,
+    accepted: &AtomicU64,
+    tally: &mut Tally,
+    name: &str,
+    seed: u64,
+) -> Result<(), String> {
+    let stack = format!("nbd:nbd+unix:///x?socket={},{TIMES}", behind.display());
+    let export = format!("unix:{}", socket.display());
+    // A server that behaves until the device is there; then also one that is met by a device that begins.
+    let mut daemon = Daemon::start(dir, &["serve", &stack, "--name", "disk", "--nbd", &export], 1)
+        .map_err(|refusal| format!("it was not served by one that behaves: {}", tail(&refusal.log)))?;
+    misbehaves.store(true, Relaxed);
+    let before = accepted.load(Relaxed);
+    let start = Instant::now();
+    let mut turn = 0;
+    while turn < 8 && start.elapsed() < Duration::from_secs(4) {
+        let mut peer = Peer::with(socket, Wish::new("disk")).map_err(|why| why.to_string())?;
+        let (offset, len) = (turn * 65536 % LEN, 4096);
+        let begun = Instant::now();
+        if let Ok(read) = peer.read(offset, len)
+            && read != content(offset, len as usize)
+        {
+            return Err(format!("a read at {offset} brought what is not there"));
+        }
+        // Its errors are foreseen.
+        let _ = peer.write(offset, &content(offset, len as usize), CommandFlags::NONE);
+        if begun.elapsed() > LONGEST {
+            tally.find(
+                "slow",
+                format!("servers --seed={seed}: one {name}: {:?} for two requests", begun.elapsed()),
+            );
+        }
+        turn += 1;
+    }
+    let connections = accepted.load(Relaxed) - before;
+    if connections > CONNECTIONS_MAX {
+        tally.find("slow", format!("servers --seed={seed}: one {name}: {connections} connections"));
+    }
+    tally.count("connections", connections);
+    let log = std::fs::metadata(dir.join("stderr")).map_or(0, |log| log.len());
+    if log > LOG_MAX {
+        tally.find("slow", format!("servers --seed={seed}: one {name}: {log} bytes of log"));
+    }
+    if let Some(bad) = daemon.complaint() {
+        tally.find("panics", format!("servers --seed={seed}: one {name}: {bad}"));
+        return Ok(());
+    }
+    let peak = daemon.status_field("VmHWM");
+    if peak > 300 << 10 {
+        return Err(format!("{} MiB in memory", peak >> 10));
+    }
+    // One that begins over it is refused, or serves.
+    misbehaves.store(true, Relaxed);
+    let other = dir.join("other");
+    std::fs::create_dir_all(&other).map_err(|why| why.to_string())?;
+    let export = format!("unix:{}", dir.join("o").display());
+    match Daemon::start(&other, &["serve", &stack, "--name", "other", "--nbd", &export], 1) {
+        Err(refusal) if !refusal.is_orderly() => {
+            tally.find(
+                "panics",
+                format!("servers --seed={seed}: one {name}: at its start: {}", tail(&refusal.log)),
+            );
+        }
+        _ => {}
+    }
+    misbehaves.store(false, Relaxed);
+    daemon.kill();
+    Ok(())
+}
+
+/// One connection: by the book until it is time to misbehave.
+fn serve(mut stream: UnixStream, manner: Manner, misbehaves: &AtomicBool, mut rng: Rng) -> Fate {
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    stream.set_write_timeout(Some(Duration::from_secs(3)))?;
+    let bad = misbehaves.load(Relaxed);
+    if let (Manner::Greets(greets), true) = (manner, bad) {
+        return greets(&mut stream, &mut rng);
+    }
+    stream.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
+    let mut flags = [0; 4];
+    stream.read_exact(&mut flags)?;
+    loop {
+        let mut header = [0; 16];
+        stream.read_exact(&mut header)?;
+        let number = |at: usize| u32::from_be_bytes(header[at..at + 4].try_into().unwrap_or_default());
+        let (option, len) = (number(8), number(12));
+        let mut payload = vec![0; len.min(1 << 20) as usize];
+        stream.read_exact(&mut payload)?;
+        match (option, manner) {
+            (6 | 7, Manner::Agrees(agrees)) if bad => agrees(&mut stream, option)?,
+            (6 | 7, _) => {
+                reply(&mut stream, option, 3, &info(LEN, FLAGS))?;
+                reply(&mut stream, option, 1, &[])?;
+            }
+            (8, Manner::Structured(_)) => reply(&mut stream, option, 1, &[])?,
+            _ => reply(&mut stream, option, 1 << 31 | 1, &[])?,
+        }
+        if option == 7 {
+            break;
+        }
+    }
+    transmit(stream, manner, misbehaves, &mut rng)
+}
+
+fn transmit(mut stream: UnixStream, manner: Manner, misbehaves: &AtomicBool, rng: &mut Rng) -> Fate {
+    loop {
+        let mut header = [0; 28];
+        stream.read_exact(&mut header)?;
+        let word = |at: usize| u64::from_be_bytes(header[at..at + 8].try_into().unwrap_or_default());
+        let asked = Asked {
+            command: u16::from_be_bytes([header[6], header[7]]),
+            cookie: header[8..16].try_into().unwrap_or_default(),
+            offset: word(16),
+            len: u32::from_be_bytes(header[24..28].try_into().unwrap_or_default()),
+        };
+        if asked.command == 1 {
+            std::io::copy(&mut (&stream).take(asked.len.into()), &mut std::io::sink())?;
+        }
+        match (manner, misbehaves.load(Relaxed)) {
+            (Manner::Answers(answers) | Manner::Structured(answers), true) => {
+                answers(&mut stream, &asked, rng)?
+            }
+            (Manner::Structured(_), false) if asked.command == 0 => {
+                stream.write_all(&chunk(&asked, 1, 1, &data(asked.offset, asked.len as usize)))?;
+            }
+            (Manner::Structured(_), false) => stream.write_all(&chunk(&asked, 1, 0, &[]))?,
+            (_, _) => {
+                let payload =
+                    if asked.command == 0 { content(asked.offset, asked.len as usize) } else { Vec::new() };
+                stream.write_all(&[simple(&asked, 0), payload].concat())?;
+            }
+        }
+        if asked.command == 2 {
+            return Ok(());
+        }
+    }
+}
