@@ -283,7 +283,7 @@ fn fuzz_arguments(arguments: &[String]) -> Option<(Option<String>, u64)> {
 
 /// Simulates with fresh seeds for `[MINUTES]`, optimised but with the debug assertions of a test build.
 ///
-/// `ublk` instead runs the guest's long tests: servers killed hundreds of times.
+/// `ublk` instead runs the guest's long tests: servers killed hundreds of times. `attack` runs the attack on the real binary.
 pub fn soak(root: &Path, arguments: &[String]) -> bool {
     if arguments == ["ublk"] {
         return soak_ublk(root);
@@ -297,6 +297,11 @@ pub fn soak(root: &Path, arguments: &[String]) -> bool {
         return crate::flakes::soak(root, rest);
     }
     if let [word, rest @ ..] = arguments
+        && word == "attack"
+    {
+        return soak_attack(root, rest);
+    }
+    if let [word, rest @ ..] = arguments
         && word == "loop"
     {
         return soak_loop(root, rest.first().map_or("60", String::as_str));
@@ -308,7 +313,8 @@ pub fn soak(root: &Path, arguments: &[String]) -> bool {
     };
     let Some(minutes) = minutes else {
         eprintln!(
-            "soak: usage: ./x soak [MINUTES | ublk | multipath | loop [MINUTES] | flakes [MINUTES] [PROGRAM...]]"
+            "soak: usage: ./x soak [MINUTES | attack [PART...] [OPTIONS] | ublk | multipath | loop [MINUTES] | flakes \
+             [MINUTES] [PROGRAM...]]"
         );
         return false;
     };
@@ -333,6 +339,28 @@ pub fn soak(root: &Path, arguments: &[String]) -> bool {
     let environment =
         [("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true"), ("CARGO_TARGET_DIR", "target/soak")];
     let done = chore.step(&soak.concat(), &environment);
+    chore.end(done)
+}
+
+/// The attack of `crates/tests/src/attack` on the optimised binary, or on the one that `BLOCKYARD_BIN` names: first each part
+/// with its canary, which it must find, then with what was asked for. The harness itself is built without optimisation.
+fn soak_attack(root: &Path, arguments: &[String]) -> bool {
+    const BINARY: &str = "BLOCKYARD_BIN";
+    let mut chore = Chore::begin(root);
+    let given = std::env::var(BINARY).ok();
+    if given.is_none()
+        && !chore.step(&["cargo", "build", "--locked", "--release", "--package", "blockyard"], &[])
+    {
+        return chore.end(false);
+    }
+    let binary =
+        given.unwrap_or_else(|| root.join("target/release/blockyard").to_string_lossy().into_owned());
+    let run =
+        ["cargo", "run", "--quiet", "--locked", "--package", "blockyard-tests", "--bin", "attack", "--"];
+    let asked: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let parts: Vec<&str> = asked.iter().copied().filter(|word| !word.starts_with("--")).collect();
+    let done = chore.step(&[&run[..], &parts, &["--canary"]].concat(), &[(BINARY, &binary)])
+        && chore.step(&[&run[..], &asked].concat(), &[(BINARY, &binary)]);
     chore.end(done)
 }
 

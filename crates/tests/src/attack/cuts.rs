@@ -20,8 +20,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Crash states of one recording.
-const STATES_EACH: u64 = 96;
 /// States that one server serves at a time.
 const BATCH: usize = 8;
 /// Requests of each connection.
@@ -35,7 +33,7 @@ const CANARY_DROPS: u64 = 3;
 pub fn run(options: &Options) -> Tally {
     let stores = options.stores();
     let (next, total) = (AtomicU64::new(0), Mutex::new(Tally::default()));
-    let rounds = options.count.div_ceil(STATES_EACH);
+    let rounds = options.count.div_ceil(options.each);
     std::thread::scope(|scope| {
         for _ in 0..options.workers {
             scope.spawn(|| {
@@ -50,7 +48,7 @@ pub fn run(options: &Options) -> Tally {
                     for figure in ["states", "lost", "wrong", "refused", "panics"] {
                         tally.count(figure, 0);
                     }
-                    let states = STATES_EACH.min(options.count - round * STATES_EACH);
+                    let states = options.each.min(options.count - round * options.each);
                     let replay = format!("cuts --store={} --seed={seed} --count={states}", store.name());
                     let work = || one(options, store, seed, states, &replay, &mut tally);
                     if let Err(why) = super::guarded(work) {

@@ -184,6 +184,7 @@ fn write_through(socket: &Path, name: &str, disk: &Disk, rng: &mut Rng) -> Resul
 }
 
 /// What the next server reads: of the files as they are, and of what a power cut leaves of them.
+#[expect(clippy::too_many_arguments, reason = "what a round is made of")]
 fn aftermath(
     place: &Place<'_>,
     recorder: &Recorder,

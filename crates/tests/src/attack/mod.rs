@@ -154,6 +154,18 @@ impl Part {
         }
     }
 
+    /// How many find the canary.
+    pub fn canary_count(self) -> u64 {
+        match self {
+            Part::Kills => 100,
+            Part::Cuts => 200,
+            Part::Faults => 120,
+            Part::Clients | Part::Servers => 2,
+            Part::Sessions => 100,
+            Part::Images => 40,
+        }
+    }
+
     /// Runs it.
     pub fn run(self, options: &options::Options) -> Tally {
         match self {

@@ -1,4 +1,4 @@
-//! What a run of a part is asked for: `--seed=N --count=N --seconds=N --workers=N --store=NAME --canary`.
+//! What a run of a part is asked for: `--seed=N --count=N --seconds=N --workers=N --store=NAME,… --canary`.
 
 use super::stores::Store;
 use std::hash::{BuildHasher, RandomState};
@@ -15,27 +15,35 @@ pub struct Options {
     pub until: Option<Instant>,
     /// How many at a time.
     pub workers: usize,
-    /// Only this store.
-    pub store: Option<Store>,
+    /// Only these stores; empty: all.
+    pub only: Vec<Store>,
     /// With a fault on purpose, which must be found.
     pub canary: bool,
+    /// Crash states of one recording.
+    pub each: u64,
 }
 
 /// What can be asked for.
 pub const USAGE: &str = "usage: ./x soak attack [PART...] [--seed=N] [--count=N] [--seconds=N] [--workers=N] \
-[--store=NAME] [--canary]";
+[--store=NAME,…] [--canary]";
 
 impl Options {
-    /// For a number of units, with a fresh seed.
+    /// For a number of units, with a fresh seed that is short enough to be typed.
     pub fn new(count: u64) -> Options {
         let seed = RandomState::new().hash_one(0) % 1_000_000_000;
-        Options { seed, count, until: None, workers: 2, store: None, canary: false }
+        Options { seed, count, until: None, workers: 2, only: Vec::new(), canary: false, each: 96 }
     }
 
     /// The same with another number of units.
     #[must_use]
     pub fn with_count(&self, count: u64) -> Options {
         Options { count, ..self.clone() }
+    }
+
+    /// The same with so many crash states of one recording.
+    #[must_use]
+    pub fn each(&self, each: u64) -> Options {
+        Options { each, ..self.clone() }
     }
 
     /// Takes one option of a command line.
@@ -51,10 +59,13 @@ impl Options {
             "--seconds" => self.until = Some(Instant::now() + Duration::from_secs(number()?)),
             "--workers" => self.workers = number()?.clamp(1, 64) as usize,
             "--store" => {
-                let store = Store::named(value);
                 let names = || Store::ALL.map(Store::name).join(", ");
-                self.store =
-                    Some(store.ok_or_else(|| format!("unknown store \"{value}\"; there are: {}", names()))?);
+                for name in value.split(',') {
+                    let store = Store::named(name);
+                    let store =
+                        store.ok_or_else(|| format!("unknown store \"{name}\"; there are: {}", names()))?;
+                    self.only.push(store);
+                }
             }
             "--canary" => self.canary = true,
             _ => return Err(format!("unknown option \"{word}\"; {USAGE}")),
@@ -70,7 +81,7 @@ impl Options {
     /// The stores that are wanted and can be had here.
     pub fn stores(&self) -> Vec<Store> {
         let wanted = |store: &Store| {
-            self.store.is_none_or(|only| only == *store)
+            (self.only.is_empty() || self.only.contains(store))
                 && store.tool().is_none_or(|tool| crate::tools::find(tool).is_some())
         };
         Store::ALL.into_iter().filter(wanted).collect()

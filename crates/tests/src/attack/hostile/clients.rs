@@ -3,7 +3,7 @@
 use super::super::Tally;
 use super::super::daemon::{Daemon, tail};
 use super::super::options::Options;
-use super::ways::{LEN, Scene, VICTIM, WAYS};
+use super::ways::{CANARY, LEN, Scene, VICTIM, WAYS};
 use crate::peer::Peer;
 use crate::server::noise;
 use proto::nbd::CommandFlags;
@@ -64,7 +64,8 @@ fn all(options: &Options, tally: &mut Tally) -> Result<(), String> {
     let alone = behave(&socket, time)?;
     println!("  {:>7} requests, worst {:>7.1} ms: alone", alone.requests, ms(alone.worst));
     let mut worst = Noticed { requests: u64::MAX, ..Noticed::default() };
-    for (number, (name, way)) in WAYS.iter().take(ways).enumerate() {
+    let canary = options.canary.then_some(&CANARY);
+    for (number, (name, way)) in canary.into_iter().chain(WAYS).take(ways).enumerate() {
         let seed = options.seed.wrapping_add(number as u64);
         let noticed = match one(&socket, *way, seed, time) {
             Ok(noticed) => noticed,

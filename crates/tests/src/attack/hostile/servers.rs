@@ -91,6 +91,16 @@ fn info(size: u64, flags: u16) -> Vec<u8> {
 /// Flush, FUA, trim, zeroes, several connections.
 const FLAGS: u16 = 1 | 4 | 8 | 32 | 64 | 256;
 
+/// What a client cannot know: the content is another. That has to be noticed.
+const CANARY: (&str, Manner) = (
+    "sends another content",
+    Manner::Answers(|stream, asked, _| {
+        let payload =
+            if asked.command == 0 { content(asked.offset + 1, asked.len as usize) } else { Vec::new() };
+        stream.write_all(&[simple(asked, 0), payload].concat())
+    }),
+);
+
 const MANNERS: &[(&str, Manner)] = &[
     ("accepts and closes", Manner::Greets(|_, _| Ok(()))),
     ("accepts and says nothing", Manner::Greets(|_, _| stall())),
@@ -335,7 +345,11 @@ pub fn run(options: &Options) -> Tally {
                     if number >= options.count || options.is_over() {
                         break;
                     }
-                    let Some((name, manner)) = MANNERS.get(number as usize) else { break };
+                    let found = match number.checked_sub(options.canary.into()) {
+                        None => Some(&CANARY),
+                        Some(number) => MANNERS.get(number as usize),
+                    };
+                    let Some((name, manner)) = found else { break };
                     let (mut tally, start) = (Tally::default(), Instant::now());
                     let seed = options.seed.wrapping_add(number);
                     tally.count("manners", 1);

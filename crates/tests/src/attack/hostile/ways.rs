@@ -109,6 +109,13 @@ fn valid_session() -> Vec<u8> {
     bytes
 }
 
+/// What a server could not help: it writes where the client that behaves writes. That has to be noticed.
+pub(super) const CANARY: Way = ("writes to the disk of the other client", |scene| {
+    let Some(stream) = go(scene.socket, "honest") else { return };
+    let writes = (0..64).flat_map(|page| [request(0, 1, 1, page * 4096, 4096), vec![9; 4096]].concat());
+    scene.flood(stream, &writes.collect::<Vec<u8>>(), true);
+});
+
 /// All of them.
 pub(super) const WAYS: &[Way] = &[
     ("connects and closes", |scene| drop(connect(scene.socket))),

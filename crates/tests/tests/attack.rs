@@ -1,0 +1,110 @@
+//! The short form of `./x soak attack`: each part for a few seconds with fixed seeds, and its canary.
+
+use blockyard_tests::attack::clock::Clock;
+use blockyard_tests::attack::options::Options;
+use blockyard_tests::attack::recorder::Recorder;
+use blockyard_tests::attack::stores::Store;
+use blockyard_tests::attack::{Part, Tally};
+use blockyard_tests::tools::skip;
+
+fn options(count: u64, only: &[Store]) -> Options {
+    Options { seed: 1, only: only.to_vec(), ..Options::new(count) }
+}
+
+#[track_caller]
+fn clean(part: Part, options: &Options) -> Tally {
+    let tally = part.run(options);
+    assert!(tally.is_clean(), "{tally}: {:#?}", tally.findings);
+    tally
+}
+
+#[track_caller]
+fn found(part: Part, options: &Options) {
+    let tally = part.run(&Options { canary: true, ..options.clone() });
+    assert!(!tally.is_clean(), "the canary of {} was not found: {tally}", part.name());
+}
+
+/// True if nothing can be mounted by FUSE: then the calling test is skipped and has to return.
+fn missing_fuse() -> bool {
+    let dir = tempfile::tempdir().expect("a folder");
+    match Recorder::mount(&dir.path().join("m"), Clock::default()) {
+        Ok(_) => false,
+        Err(why) => {
+            skip(format_args!("a file system cannot be mounted by FUSE: {why}"));
+            true
+        }
+    }
+}
+
+#[test]
+fn kills_lose_nothing_acknowledged() {
+    let tally = clean(Part::Kills, &options(60, &[]));
+    assert_eq!(tally.figure("kills"), 60);
+    assert!(tally.figure("requests") > 1000, "{tally}");
+}
+
+#[test]
+fn a_writer_that_expects_more_than_was_acknowledged_is_disappointed() {
+    found(Part::Kills, &options(50, &[Store::Raw]));
+}
+
+/// Stores whose every crash state is served again.
+const SURVIVE_CUTS: &[Store] = &[
+    Store::Raw,
+    Store::Direct,
+    Store::Overlay,
+    Store::Commit,
+    Store::Snapshot,
+    Store::Mirror,
+    Store::Several,
+];
+
+#[test]
+fn power_cuts_lose_nothing_flushed() {
+    if missing_fuse() {
+        return;
+    }
+    let tally = clean(Part::Cuts, &options(7 * 16, SURVIVE_CUTS).each(16));
+    assert_eq!(tally.figure("states"), 7 * 16);
+}
+
+#[test]
+fn a_file_system_that_drops_syncs_is_found_out() {
+    if !missing_fuse() {
+        found(Part::Cuts, &options(96, &[Store::Raw]));
+    }
+}
+
+#[test]
+fn calls_that_fail_make_no_answer_untrue() {
+    if !missing_fuse() {
+        let tally = clean(Part::Faults, &options(72, &[Store::Raw, Store::Direct, Store::Overlay]));
+        assert!(tally.figure("fired") > 30, "{tally}");
+    }
+}
+
+#[test]
+fn hostile_clients_hold_up_nobody() {
+    let time = std::time::Instant::now() + std::time::Duration::from_secs(4);
+    let tally = clean(Part::Clients, &Options { until: Some(time), ..options(1000, &[]) });
+    assert!(tally.figure("ways") >= 50, "{tally}");
+    found(Part::Clients, &options(1, &[]));
+}
+
+#[test]
+fn hostile_servers_are_survived() {
+    clean(Part::Servers, &options(8, &[]));
+    found(Part::Servers, &options(1, &[]));
+}
+
+#[test]
+fn changed_sessions_end() {
+    clean(Part::Sessions, &options(2000, &[]));
+    found(Part::Sessions, &options(100, &[]));
+}
+
+#[test]
+fn changed_files_are_refused_or_served() {
+    clean(Part::Images, &options(80, &[]));
+    found(Part::Images, &options(40, &[]));
+}
