@@ -261,6 +261,10 @@ pub(crate) struct ServeArgs {
     /// by its owner only (root's key by its group, too)
     #[arg(long, value_name = "DIR", help_heading = "Exports")]
     pub(crate) tls_certificates: Option<PathBuf>,
+    /// What NBD clients may take: connections=1024 to an export, per-peer=512, stall=60s for half a request (0: for ever),
+    /// memory=1G for payloads and data of all of them
+    #[arg(long, value_name = "KEY=VALUE,...", help_heading = "Exports")]
+    pub(crate) nbd_limits: Option<String>,
     /// Attach it to the kernel's nbd driver as /dev/nbdN; needs CAP_SYS_ADMIN
     #[arg(long, value_name = "N,KEY=VALUE...", help_heading = "Exports")]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "")]

@@ -3,8 +3,8 @@
 use crate::args::ServeArgs;
 use crate::failure::Failure;
 use engine::spec::{
-    DeviceName, FuseSpec, LayerSpec, NbdAddress, StackSpec, TableSpec, TlsSpec, UblkSpec, check_limits,
-    parse_scheduler, parse_time, with_scheduler,
+    DeviceName, FuseSpec, LayerSpec, NbdAddress, NbdLimits, StackSpec, TableSpec, TlsSpec, UblkSpec,
+    check_limits, parse_scheduler, parse_time, with_scheduler,
 };
 use engine::topology::{DeviceSpec, ExportKind, ExportSpec, NbdOptions, Topology};
 use std::fmt::Display;
@@ -56,6 +56,10 @@ pub(crate) fn topology(what: &str, args: &ServeArgs) -> Result<Topology, Failure
         ring: parsed(what, &args.ring)?,
         poll: args.poll,
         queues: args.queues,
+        nbd_limits: args
+            .nbd_limits
+            .as_deref()
+            .map_or(Ok(NbdLimits::default()), |text| parsed("--nbd-limits", text))?,
         devices: vec![device],
         exports: exports(what, args, &name, &here)?,
     };

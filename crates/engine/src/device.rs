@@ -175,6 +175,8 @@ pub struct Device {
     glance: Mutex<Weak<Lanes>>,
     /// What is said of slow requests.
     pub(crate) slow: SlowLog,
+    /// How often limits of NBD clients took effect.
+    pub(crate) limit_counts: Arc<exports::nbd::LimitCounts>,
     /// Keeps writes from those that write parts of blocks; none: nobody has ever done so.
     gate: OnceLock<Arc<Gate>>,
 }
@@ -207,6 +209,7 @@ impl Device {
             told: Mutex::default(),
             glance: Mutex::default(),
             slow: SlowLog::new(config.slow),
+            limit_counts: Arc::default(),
             gate: OnceLock::new(),
         })
     }

@@ -8,16 +8,15 @@ use crate::device::{Device, DeviceConfig, DeviceError};
 use crate::fuse::{FuseError, FuseExport};
 use crate::listen::Listening;
 use crate::loop_device::{LoopError, LoopExport};
-use crate::nbd::{Listener, NameTaken, Tls, TlsError};
+use crate::nbd::{Crowd, Listener, NameTaken, Tls, TlsError};
 use crate::nbd_device::NbdDeviceError;
 use crate::reactor::{Attach, Reactor};
 use crate::rundir::RunDir;
-use crate::spec::{Bytes, FuseSpec, LoopSpec, NbdAddress, TableSpec, TlsSpec};
+use crate::spec::{Bytes, FuseSpec, LoopSpec, NbdAddress, NbdLimits, TableSpec, TlsSpec};
 use crate::tables::{self, TableRefusal};
 use crate::tree::{Pool, Surroundings};
 use crate::ublk::UblkError;
 use ring::{EngineInfo, RingConfig};
-use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -42,6 +41,8 @@ pub struct HostConfig {
     pub reactors: usize,
     /// How their rings are made.
     pub ring: RingConfig,
+    /// What NBD clients may take.
+    pub nbd: NbdLimits,
 }
 
 /// What cannot be done, and why.
@@ -220,7 +221,7 @@ impl Export for NbdExport {
             address: self.listener.uri(&self.name),
             connections: device.connections().into(),
             tls: self.listener.tls_mode().to_string(),
-            details: BTreeMap::new(),
+            details: self.listener.limit_facts(device),
         }
     }
 
@@ -263,6 +264,8 @@ pub struct Host {
     pub(crate) table_came: tokio::sync::Notify,
     /// The same for whoever does the chores of targets.
     pub(crate) chores_came: tokio::sync::Notify,
+    /// NBD connections, counted.
+    pub(crate) crowd: Arc<Crowd>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -275,8 +278,13 @@ impl Host {
     /// # Errors
     /// [`HostError::Reactor`]; nothing is left running.
     pub fn start(config: &HostConfig) -> Result<Arc<Host>, HostError> {
-        let reactors = (0..config.reactors.max(1))
-            .map(|number| Reactor::start(number, config.ring.clone()))
+        let count = config.reactors.max(1);
+        let limits = exports::nbd::Limits {
+            memory: (config.nbd.memory.0 / count as u64).max(1),
+            stall: config.nbd.stall,
+        };
+        let reactors = (0..count)
+            .map(|number| Reactor::start(number, config.ring.clone(), limits))
             .collect::<io::Result<Vec<_>>>()
             .map_err(HostError::Reactor)?;
         Ok(Arc::new(Host {
@@ -291,6 +299,7 @@ impl Host {
             pool: Arc::default(),
             table_came: tokio::sync::Notify::new(),
             chores_came: tokio::sync::Notify::new(),
+            crowd: Arc::new(Crowd::new(config.nbd)),
         }))
     }
 

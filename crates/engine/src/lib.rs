@@ -25,6 +25,7 @@ mod partitions;
 pub mod path_status;
 pub mod paths;
 mod private_key;
+mod rarely;
 mod reactor;
 pub mod replay;
 pub mod rundir;

@@ -220,8 +220,12 @@ mod tests {
 
     #[tokio::test]
     async fn limits_are_one_split_on_top_however_often_they_change() {
-        let host =
-            Host::start(&HostConfig { reactors: 1, ring: ring::RingConfig::default() }).expect("a host");
+        let host = Host::start(&HostConfig {
+            reactors: 1,
+            ring: ring::RingConfig::default(),
+            nbd: Default::default(),
+        })
+        .expect("a host");
         let device = host.add_device(&config(&["delay,read=1ms"], "")).expect("a device");
         let delay = device.layers()[0].to_string();
         let whole = device.limits();
@@ -241,8 +245,12 @@ mod tests {
     #[tokio::test]
     async fn what_was_set_after_a_table_was_loaded_stays_when_it_comes() {
         use crate::change::Change;
-        let host =
-            Host::start(&HostConfig { reactors: 1, ring: ring::RingConfig::default() }).expect("a host");
+        let host = Host::start(&HostConfig {
+            reactors: 1,
+            ring: ring::RingConfig::default(),
+            nbd: Default::default(),
+        })
+        .expect("a host");
         let mut config = config(&["kyber"], "max_sectors=255");
         config.stack = crate::spec::StackSpec::Table("0 2048 zero".parse().expect("a table"));
         let device = host.add_device(&config).expect("a device");
@@ -275,8 +283,12 @@ mod tests {
 
     #[tokio::test]
     async fn blocks_that_nobody_knows_of_may_change_and_must_fit() {
-        let host =
-            Host::start(&HostConfig { reactors: 1, ring: ring::RingConfig::default() }).expect("a host");
+        let host = Host::start(&HostConfig {
+            reactors: 1,
+            ring: ring::RingConfig::default(),
+            nbd: Default::default(),
+        })
+        .expect("a host");
         let mut odd = config(&[], "");
         odd.stack = "null:1049088".parse().expect("a stack");
         let device = host.add_device(&odd).expect("a device");

@@ -9,9 +9,10 @@
 //! of its requests is moving.
 
 use crate::device::{self, Device, DeviceError, Held, Mounted};
+use crate::rarely::Rarely;
 use crate::slow::OfQueue;
 use block::Request;
-use exports::nbd::DeviceFacts;
+use exports::nbd::{Alarm, Cut, CutReason, DeviceFacts, Limits};
 use exports::{Fronts, Turn};
 use live::{Before, Live};
 use queue::{Done, Owner, Queue, QueueConfig, QueueId, Queues};
@@ -23,6 +24,7 @@ use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 mod live;
@@ -71,6 +73,8 @@ enum Mail {
     Nudge(QueueId),
     /// Answer how many kernel buffers the ring has left.
     KernelBuffers(oneshot::Sender<Vec<u16>>),
+    /// The alarm that the NBD front-end asked for.
+    Tick,
     /// Answer: a turn has begun, and whether no request is on its way between a queue and the ublk driver.
     Turned(oneshot::Sender<bool>),
     Stop,
@@ -89,9 +93,10 @@ pub(crate) struct Reactor {
 
 impl Reactor {
     /// Start the thread and wait until its ring is up.
-    pub(crate) fn start(number: usize, config: RingConfig) -> io::Result<Reactor> {
+    pub(crate) fn start(number: usize, config: RingConfig, limits: Limits) -> io::Result<Reactor> {
         let (mail, inbox) = channel();
         let own = mail.clone();
+        let runtime = Handle::try_current().ok();
         let (ready, is_ready) = channel();
         let thread =
             std::thread::Builder::new().name(format!("reactor-{number}")).spawn(
@@ -99,7 +104,10 @@ impl Reactor {
                     Ok(ring) => {
                         let told = ready.send(Ok((ring.waker(), ring.engine().clone(), gettid())));
                         if told.is_ok() {
-                            State::new(number, ring, own, inbox).run();
+                            let alarm = runtime.map(|runtime| alarm(runtime, own.clone(), ring.waker()));
+                            let mut state = State::new(number, ring, own, inbox);
+                            state.fronts.nbd.limit(limits, alarm);
+                            state.run();
                         }
                     }
                     Err(error) => drop(ready.send(Err(error))),
@@ -199,6 +207,19 @@ impl Reactor {
     }
 }
 
+/// Sends a reactor [`Mail::Tick`] after the time that its front-end asks for.
+fn alarm(runtime: Handle, mail: Sender<Mail>, waker: Waker) -> Alarm {
+    Box::new(move |after| {
+        let (mail, waker) = (mail.clone(), waker.clone());
+        runtime.spawn(async move {
+            tokio::time::sleep(after).await;
+            if mail.send(Mail::Tick).is_ok() {
+                waker.wake();
+            }
+        });
+    })
+}
+
 /// A device that this thread serves.
 struct Hosted {
     device: Arc<Device>,
@@ -240,6 +261,8 @@ struct State {
     hosted: Vec<Hosted>,
     retirements: Vec<Retirement>,
     live: Live,
+    /// When it was last logged that clients were disconnected.
+    cuts_said: Rarely,
     stopping: bool,
 }
 
@@ -255,6 +278,7 @@ impl State {
             hosted: Vec::new(),
             retirements: Vec::new(),
             live: Live::default(),
+            cuts_said: Rarely::default(),
             stopping: false,
         }
     }
@@ -355,7 +379,27 @@ impl State {
             Mail::Nudge(queue) => self.queues.nudge(queue),
             Mail::KernelBuffers(answer) => drop(answer.send(self.ring.kernel_buffers_left())),
             Mail::Turned(done) => drop(done.send(self.fronts.ublk.is_idle())),
+            Mail::Tick => self.tick(),
             Mail::Stop => self.stopping = true,
+        }
+    }
+
+    /// Disconnect clients that limits do not let stay, and log that.
+    fn tick(&mut self) {
+        let now = self.ring.look_at_clock();
+        let turn = &mut Turn { ring: &mut self.ring, queues: &mut self.queues };
+        for Cut { queue, why, held, still } in self.fronts.nbd.tick(now, turn) {
+            let Some(count) = self.cuts_said.say() else { continue };
+            let device = self.hosted.iter().find(|hosted| hosted.lane.queue == queue);
+            let device = device.map(|hosted| hosted.device.name().to_string()).unwrap_or_default();
+            let why = match why {
+                CutReason::Stalled => "it sent part of a request and then nothing (see --nbd-limits stall)",
+                CutReason::Evicted => "others waited for its memory (see --nbd-limits memory)",
+            };
+            tracing::warn!(
+                %device, held, still_ms = still.as_millis() as u64,
+                "{count} NBD clients were disconnected, the last one because {why}"
+            );
         }
     }
 

@@ -13,6 +13,10 @@ const DEPTH: u16 = 128;
 /// How long a reactor that polls looks for work before it sleeps, in microseconds: twice what waking it on
 /// another CPU costs a client that waits for each reply (51 µs in a virtual machine).
 const POLL_US: u32 = 100;
+/// Address space for requests of a reactor. Each payload under way takes a block for all of it, 32 MiB at most, and memory
+/// only as it comes: so much is for 2048 of them. What lies in memory is bounded by those who allocate, such as the budget
+/// of NBD connections.
+const ADDRESS_SPACE_MAX: u64 = 64 << 30;
 
 impl Topology {
     /// The threads that are to serve this.
@@ -25,7 +29,13 @@ impl Topology {
         };
         HostConfig {
             reactors: self.queues.map_or(cpus.min(REACTORS_MAX), usize::from),
-            ring: RingConfig { engine, poll_us: self.poll.then_some(POLL_US), ..RingConfig::default() },
+            ring: RingConfig {
+                engine,
+                poll_us: self.poll.then_some(POLL_US),
+                memory_max: ADDRESS_SPACE_MAX,
+                ..RingConfig::default()
+            },
+            nbd: self.nbd_limits,
         }
     }
 }

@@ -40,7 +40,8 @@ impl Yard for Host {
             None => queues.push(device.past()),
         }
         let busy_ns = device.busy().busy_ns(now);
-        Some(Counted { uptime: device.uptime(), queues, busy_ns, nodes: device.nodes() })
+        let limit_hits = device.limit_counts.named().to_vec();
+        Some(Counted { uptime: device.uptime(), queues, busy_ns, nodes: device.nodes(), limit_hits })
     }
 
     fn in_flight<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<InFlightList, ControlError>> {

@@ -288,6 +288,12 @@ impl Memory {
 
     #[inline]
     pub(crate) fn allocate(&mut self, len: u32) -> Option<Segment> {
+        self.reserve(len).map(|(segment, _)| segment)
+    }
+
+    /// The same, and whether memory lies behind it already.
+    #[inline]
+    pub(crate) fn reserve(&mut self, len: u32) -> Option<(Segment, bool)> {
         if len as usize > CHUNK {
             return None;
         }
@@ -299,7 +305,18 @@ impl Memory {
             Some(block) => block,
             None => self.take_slowly(class)?,
         };
-        Some(Segment { offset: block.offset.into(), len, region: Region(block.region) })
+        let segment = Segment { offset: block.offset.into(), len, region: Region(block.region) };
+        Some((segment, !block.clean))
+    }
+
+    /// Give the memory behind the whole pages of a segment back to the system, unless the kernel knows it by number.
+    pub(crate) fn discard(&mut self, segment: Segment) {
+        self.own_pointer(segment);
+        if let Some(Slot { backing: Backing::Own(mapping), fixed: None, .. }) =
+            self.slots.get(usize::from(segment.region.0))
+        {
+            mapping.discard(segment.offset as usize, segment.len as usize & !4095);
+        }
     }
 
     /// A large block without memory behind it was found. Before the process grows by that much, free blocks that have some

@@ -405,6 +405,21 @@ impl KernelRing {
         }
     }
 
+    /// As [`allocate`](Ring::allocate), for data that comes bit by bit. Whether memory lies behind the segment already;
+    /// else it comes with the bytes that are written there.
+    pub fn reserve(&mut self, len: u32) -> Option<(Segment, bool)> {
+        self.core.memory.reserve(len)
+    }
+
+    /// Give the memory behind a segment of the arena back to the system: whole pages of it, which hold zeroes then. It
+    /// stays allocated.
+    ///
+    /// # Panics
+    /// When it does not lie in our own memory.
+    pub fn discard(&mut self, segment: Segment) {
+        self.core.memory.discard(segment);
+    }
+
     /// Copy bytes between two segments of our own memory of one length; they may overlap.
     ///
     /// # Panics

@@ -117,6 +117,17 @@ impl fmt::Display for Outcome {
     }
 }
 
+/// Lets this process, and what it starts, have as many open files as it may ask for: for tests with crowds of clients.
+///
+/// # Panics
+/// If the limit cannot be raised so far.
+pub fn raise_file_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })
+        .expect("it may rise to its maximum");
+}
+
 /// A command made of words.
 pub fn command(words: &[&str]) -> Command {
     let mut command = Command::new(find(words[0]).unwrap_or_else(|| words[0].into()));

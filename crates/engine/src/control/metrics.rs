@@ -150,6 +150,15 @@ impl Collector for YardCollector {
         for device in &devices {
             ConstCounter::new(device.total.errors).encode(family.encode_family(&labels(device))?)?;
         }
+        let help = "NBD clients or their requests that a limit held back, refused or disconnected";
+        let mut family =
+            encoder.encode_descriptor("blockyard_nbd_limit_hits", help, None, MetricType::Counter)?;
+        for device in &devices {
+            for (limit, count) in &device.counted.limit_hits {
+                let labels = [("device", &*device.info.name), ("limit", *limit)];
+                ConstCounter::new(*count).encode(family.encode_family(&labels)?)?;
+            }
+        }
         let help = "Time with at least one request under way";
         let mut family =
             encoder.encode_descriptor("blockyard_busy_seconds", help, None, MetricType::Counter)?;

@@ -121,6 +121,8 @@ pub struct Counted {
     pub busy_ns: u64,
     /// The nodes of its stack by number: how far down each is, from 0, and its name.
     pub nodes: Vec<(u8, &'static str)>,
+    /// How often limits of NBD clients took effect, by name.
+    pub limit_hits: Vec<(&'static str, u64)>,
 }
 
 impl Counted {

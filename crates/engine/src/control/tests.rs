@@ -47,6 +47,7 @@ fn counted() -> Counted {
         queues: vec![queue.clone(), queue],
         busy_ns: 750_000_000,
         nodes: vec![(0, "split"), (1, "ram")],
+        limit_hits: vec![("memory", 3)],
     }
 }
 
@@ -242,6 +243,7 @@ fn metrics_have_types_and_labels() {
             "blockyard_request_errors_total{device=\"disk\"} 2",
             "blockyard_requests_in_flight{device=\"disk\"} 4.0",
             "blockyard_busy_seconds_total{device=\"disk\"} 0.75",
+            "blockyard_nbd_limit_hits_total{device=\"disk\",limit=\"memory\"} 3",
             "blockyard_device_size_bytes{device=\"disk\"} 1073741824.0",
             "blockyard_connections{device=\"busy\"} 3.0",
             "# TYPE blockyard_request_duration_seconds histogram",

@@ -5,18 +5,23 @@
 //! save to encrypt it for TLS connections.
 
 mod connection;
+mod crowd;
 mod tls;
 
 pub(crate) use connection::adoption;
+pub(crate) use crowd::Crowd;
 pub use tls::{Tls, TlsError};
 
 use crate::device::Device;
 use crate::host::Host;
 use crate::listen::Listening;
 use crate::spec::{NbdAddress, TlsMode, nbd_uri};
+use crowd::Peer;
 use proto::nbd::server::{self, Catalogue, Config, Found};
 use proto::nbd::{BlockSizes, ExportId, ExportInfo};
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
@@ -96,6 +101,38 @@ impl Catalogue for Exports {
     }
 }
 
+/// The exports as one peer sees them: full ones are refused to it.
+struct Door<'a> {
+    exports: &'a Exports,
+    crowd: &'a Crowd,
+    peer: Peer,
+}
+
+impl Catalogue for Door<'_> {
+    fn list(&self, each: &mut dyn FnMut(&str, &str)) {
+        self.exports.list(each);
+    }
+
+    fn look_up(&self, name: &str) -> Option<Found> {
+        self.exports.look_up(name)
+    }
+
+    fn default_export(&self) -> Option<String> {
+        self.exports.default_export()
+    }
+
+    fn refusal(&self, found: &Found) -> Option<&'static str> {
+        let why = self.crowd.refusal(self.peer, found.id.0)?;
+        if let Some(device) = self.exports.device(found.id) {
+            device.limit_counts.refused.fetch_add(1, Relaxed);
+        }
+        if let Some(count) = self.crowd.say() {
+            tracing::warn!(export = %found.name, "{count} NBD clients were refused, the last one of {}: {why}", self.peer);
+        }
+        Some(why)
+    }
+}
+
 /// What the protocol may say of a device: only what its stack keeps.
 pub(crate) fn info_of(device: &Device) -> ExportInfo {
     let can = device.abilities();
@@ -130,6 +167,9 @@ pub struct Listener {
     exports: Arc<Exports>,
     tls: Option<Arc<Tls>>,
     closing: watch::Sender<bool>,
+    crowd: Arc<Crowd>,
+    /// Handshakes that were ended because there were too many.
+    handshakes_dropped: Arc<AtomicU64>,
 }
 
 impl Listener {
@@ -149,7 +189,15 @@ impl Listener {
         let (closing, _) = watch::channel(false);
         let address = Mutex::new(listening.address.clone());
         let listening = Mutex::new(Some(listening));
-        let listener = Arc::new(Listener { listening, address, exports: Arc::default(), tls, closing });
+        let listener = Arc::new(Listener {
+            listening,
+            address,
+            exports: Arc::default(),
+            tls,
+            closing,
+            crowd: host.crowd.clone(),
+            handshakes_dropped: Arc::default(),
+        });
         for socket in sockets {
             tokio::spawn(connection::accept_loop(socket, listener.clone(), host.clone()));
         }
@@ -194,6 +242,22 @@ impl Listener {
     pub fn close(&self) {
         self.closing.send_replace(true);
         drop(self.listening.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
+    /// The limits that its clients are held to, and how often they took effect.
+    pub(crate) fn limit_facts(&self, device: &Device) -> BTreeMap<String, String> {
+        let hits = device.limit_counts.named().into_iter();
+        let handshakes = ("handshakes", self.handshakes_dropped.load(Relaxed));
+        let hits: Vec<String> = hits
+            .chain([handshakes])
+            .filter(|(_, count)| *count > 0)
+            .map(|(limit, count)| format!("{limit}={count}"))
+            .collect();
+        let mut facts = BTreeMap::from([("limits".to_owned(), self.crowd.limits().to_string())]);
+        if !hits.is_empty() {
+            facts.insert("limit hits".to_owned(), hits.join(","));
+        }
+        facts
     }
 
     fn handshake_config(&self) -> Config {

@@ -7,7 +7,7 @@ use crate::host::HostConfig;
 use ring::RingConfig;
 
 fn host() -> Arc<Host> {
-    Host::start(&HostConfig { reactors: 2, ring: RingConfig::default() }).unwrap()
+    Host::start(&HostConfig { reactors: 2, ring: RingConfig::default(), nbd: Default::default() }).unwrap()
 }
 
 fn device(host: &Arc<Host>, name: &str, stack: &str) -> Arc<Device> {

@@ -28,8 +28,8 @@ mod part;
 mod read;
 
 use crate::spec::{
-    DeviceName, FuseSpec, LayerSpec, LoopSpec, NbdAddress, NbdDeviceSpec, SpecError, StackSpec, TlsSpec,
-    UblkSpec,
+    DeviceName, FuseSpec, LayerSpec, LoopSpec, NbdAddress, NbdDeviceSpec, NbdLimits, SpecError, StackSpec,
+    TlsSpec, UblkSpec,
 };
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -170,6 +170,8 @@ pub struct Topology {
     pub poll: bool,
     /// How many there are, and so how many hardware queues a device can have; none: the host's default.
     pub queues: Option<u16>,
+    /// What its NBD clients may take.
+    pub nbd_limits: NbdLimits,
     /// The devices, in the order they were described.
     pub devices: Vec<DeviceSpec>,
     /// The exports. Every device has at least one.

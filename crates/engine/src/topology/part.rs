@@ -20,7 +20,7 @@ impl Topology {
             let exports = of.exports.iter().filter(|export| export.device.as_str() == device);
             let specs: Vec<_> = specs.map(|spec| DeviceSpec { line: 0, ..spec.clone() }).collect();
             let exports: Vec<_> = exports.map(|export| ExportSpec { line: 0, ..export.clone() }).collect();
-            (of.ring, of.poll, of.queues, specs, exports)
+            (of.ring, of.poll, of.queues, of.nbd_limits, specs, exports)
         };
         part.devices.len() == 1 && about(self) == about(part)
     }

@@ -11,7 +11,7 @@ use std::str::FromStr;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-const TOP_KEYS: &[&str] = &["device", "export", "poll", "queues", "ring"];
+const TOP_KEYS: &[&str] = &["device", "export", "nbd-limits", "poll", "queues", "ring"];
 const DEVICE_KEYS: &[&str] =
     &["stack", "table", "multipath", "layers", "limits", "scheduler", "depth", "slow"];
 const EXPORT_KEYS: &[&str] = &[
@@ -72,6 +72,7 @@ impl Reader<'_> {
             ring: self.parsed(at, "ring").unwrap_or_default(),
             poll: self.flag(at, "poll").unwrap_or_default(),
             queues: self.number(at, "queues", QUEUES_MAX),
+            nbd_limits: self.parsed(at, "nbd-limits").unwrap_or_default(),
             ..Topology::default()
         };
         if let Some(value) = table.get("device") {

@@ -4,13 +4,13 @@ use super::outbox::{Outbox, Owed};
 use block::Segment;
 use proto::nbd::server::Order;
 use proto::nbd::{NbdError, Request, Session};
-use queue::QueueId;
+use queue::{Nanos, QueueId};
 use ring::SocketId;
 use std::collections::VecDeque;
 
 /// Requests of one connection that were taken in and whose replies are not yet sent.
 pub const UNANSWERED_MAX: u32 = 256;
-/// Bytes that those may move: what they hold of memory is at most this. Twice the largest request, so
+/// Bytes that those may move: what one connection holds of memory is at most this. Twice the largest request, so
 /// that one can be read while another is written.
 pub const HELD_MAX: u64 = 64 << 20;
 
@@ -36,10 +36,12 @@ pub(super) enum Input {
         request: Request,
         /// What it stands for; `None`: only its payload tells (block status).
         order: Option<Order>,
-        /// Arena memory for all of it.
+        /// Address space of the arena for all of it.
         memory: Segment,
         /// Bytes of it that have come.
         filled: u32,
+        /// Bytes of it that may lie in memory already, with which the connection is charged.
+        charged: u32,
     },
     /// Payload of a request that was refused: to be thrown away, then answered.
     Refused {
@@ -77,6 +79,8 @@ pub(super) struct Connection {
     pub(super) session: Session,
     pub(super) input: Input,
     pub(super) receiving: Receiving,
+    /// Bytes that the ring was asked for while it fills memory.
+    pub(super) asked: u32,
     /// Large payloads follow each other: headers are received alone.
     pub(super) bulk: bool,
     /// Where headers are received alone; empty unless `bulk`.
@@ -90,6 +94,18 @@ pub(super) struct Connection {
     pub(super) in_stack: u32,
     /// Requests taken in whose reply has not been sent.
     pub(super) owed: Owed,
+    /// Bytes of the arena with which the reactor's budget charges it.
+    pub(super) held: u64,
+    /// It waits in the budget's line for memory.
+    pub(super) hungry: bool,
+    /// It was at the head of that line, and asks again.
+    pub(super) resumed: bool,
+    /// Bytes came or went since the budget last looked at it.
+    pub(super) moved: bool,
+    /// When that was first found to be otherwise.
+    pub(super) still: Nanos,
+    /// A step of a payload took longer than the time between two looks.
+    pub(super) slow: bool,
     /// It takes in nothing more, pays what it owes and is then closed.
     pub(super) ending: bool,
     /// The ring was told to close the socket.
@@ -108,6 +124,7 @@ impl Connection {
             session,
             input: Input::START,
             receiving: Receiving::No,
+            asked: 0,
             bulk: false,
             header: None,
             backlog: VecDeque::new(),
@@ -115,6 +132,12 @@ impl Connection {
             outbox: Outbox::default(),
             in_stack: 0,
             owed: Owed::default(),
+            held: 0,
+            hungry: false,
+            resumed: false,
+            moved: true,
+            still: Nanos(0),
+            slow: false,
             ending: false,
             closed: false,
             dirty: false,
@@ -128,6 +151,16 @@ impl Connection {
         // A length that a client chose: the sum must not wrap.
         let held = self.owed.bytes.saturating_add(len);
         self.owed.replies == 0 || (self.owed.replies < UNANSWERED_MAX && held <= held_max)
+    }
+
+    /// Whether the client has sent part of a request, and the rest of it is waited for.
+    pub(super) fn is_owed_input(&self) -> bool {
+        let partial = match self.input {
+            Input::Header { have, .. } => have > 0,
+            Input::Payload { .. } | Input::Refused { .. } => true,
+            Input::Waiting(_) | Input::Over => false,
+        };
+        partial && !self.paused && !self.hungry && !self.ending
     }
 
     /// Whether nothing of it is under way any more.

@@ -4,9 +4,10 @@
 //! of the connection's, filled while there was no room). Either way [`Front::consume`] walks over them
 //! until they are used up or the next request has to wait.
 
-use super::connection::{HELD_MAX, Input, READ_AHEAD_MAX, Receiving};
+use super::budget::{FLOOR, SLOW_STEP, charge_of};
+use super::connection::{Connection, HELD_MAX, Input, READ_AHEAD_MAX, Receiving};
 use super::outbox::Owed;
-use super::{Front, Memory, Pdu, Stage, Turn};
+use super::{DeviceFacts, Front, Memory, Pdu, Stage, Turn, drop_payload};
 use crate::FrontNumber;
 use block::{Bytes, Extent, Flags, Op, Request as BlockRequest, Segment};
 use proto::nbd::extents::StatusQuery;
@@ -14,6 +15,7 @@ use proto::nbd::server::{self, Accepted, Order, Refused};
 use proto::nbd::{Command, CommandFlags, Request, request};
 use queue::{Owner, Ring};
 use ring::{Chunk, KernelRing};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// A payload of which this much is still to come is received straight into its memory; less is copied
 /// from chunks, which costs less than stopping and starting the stream of chunks.
@@ -46,6 +48,8 @@ pub(super) fn owed_for(request: &Request) -> Owed {
 enum Wait {
     /// For replies to be sent.
     Room,
+    /// For memory that other connections hold.
+    Memory,
     /// For a tag.
     Tag,
 }
@@ -57,7 +61,10 @@ impl Front {
             self.chunk_uses.resize(chunk.index() + 1, 0);
         }
         self.chunk_uses[chunk.index()] = 1;
-        let waits = self.connection(index).is_some_and(|c| c.paused);
+        let waits = self.connection_mut(index).is_some_and(|c| {
+            c.moved = true;
+            c.paused || c.hungry
+        });
         let used = if waits { 0 } else { self.consume(index, segment, Some(chunk), turn) };
         if used < segment.len {
             self.put_aside(index, segment.slice(used, segment.len - used), turn);
@@ -79,12 +86,16 @@ impl Front {
             connection.receiving = Receiving::Stopping;
             turn.ring.receive_stop(connection.socket);
         }
+        self.charge_anyway(index, charge_of(memory));
     }
 
     /// Go on with what waited, then with what the socket has.
     pub(super) fn take_up(&mut self, index: u32, turn: &mut Turn<'_>) {
         loop {
             let Some(connection) = self.connection_mut(index) else { return };
+            if connection.hungry {
+                return;
+            }
             connection.paused = false;
             let Some(segment) = connection.backlog.pop_front() else { break };
             let used = self.consume(index, segment, None, turn);
@@ -93,8 +104,9 @@ impl Front {
                 // The arena frees by the whole block, so what is left moves to one of its own.
                 return self.put_back(index, segment, used, turn);
             }
-            turn.ring.free(segment);
-            if connection.ending {
+            let ends = connection.ending;
+            self.release(index, segment, turn.ring);
+            if ends {
                 return;
             }
         }
@@ -108,14 +120,15 @@ impl Front {
     /// another, the next header alone, so that the payload behind it can go where it belongs.
     fn receive_on(&mut self, index: u32, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
-        if connection.receiving != Receiving::No || connection.paused || connection.ending {
+        let waits = connection.paused || connection.hungry || connection.ending;
+        if connection.receiving != Receiving::No || waits {
             return;
         }
         if connection.bulk && matches!(connection.input, Input::Header { have: 0, .. }) {
             let len = request::header_len(connection.session.extended()) as u32;
             connection.header = connection.header.or_else(|| turn.ring.allocate(len));
             if let Some(memory) = connection.header {
-                connection.receiving = Receiving::Filling;
+                (connection.receiving, connection.asked) = (Receiving::Filling, memory.len);
                 return turn.ring.receive_into(connection.socket, memory);
             }
         }
@@ -133,13 +146,11 @@ impl Front {
             Some(memory) => {
                 turn.ring.copy(rest, memory);
                 connection.backlog.push_front(memory);
-                turn.ring.free(segment);
+                self.charge_anyway(index, charge_of(memory));
             }
-            None => {
-                turn.ring.free(segment);
-                self.end(index, turn);
-            }
+            None => self.end(index, turn),
         }
+        self.release(index, segment, turn.ring);
     }
 
     /// Use up as much of `segment` as there is room for; returns how much that was.
@@ -165,7 +176,12 @@ impl Front {
                     };
                     match request::parse(header, extended) {
                         Ok(Some((request, _))) => connection.input = Input::Waiting(request),
-                        Ok(None) => return at,
+                        Ok(None) => {
+                            if matches!(connection.input, Input::Header { have: 1.., .. }) {
+                                self.budget.look();
+                            }
+                            return at;
+                        }
                         // The stream cannot be followed any further.
                         Err(_) => {
                             self.end(index, turn);
@@ -183,12 +199,19 @@ impl Front {
                         }
                     }
                 }
-                Input::Payload { memory, filled, .. } => {
+                Input::Payload { memory, filled, charged, .. } => {
                     let part = rest.len.min(memory.len - *filled);
                     turn.ring.copy(rest.slice(0, part), memory.slice(*filled, part));
                     *filled += part;
                     at += part;
-                    if *filled < memory.len {
+                    let (is_whole, more) = (*filled == memory.len, filled.saturating_sub(*charged));
+                    *charged += more;
+                    // It came in a chunk: too little to be worth a wait.
+                    if more > 0 {
+                        self.charge_anyway(index, more.into());
+                    }
+                    if !is_whole {
+                        self.budget.look();
                         return at;
                     }
                     if let Err(wait) = self.payload_complete(index, turn) {
@@ -201,6 +224,7 @@ impl Front {
                     *left -= part;
                     at += part as u32;
                     if *left > 0 {
+                        self.budget.look();
                         return at;
                     }
                     let (request, error) = (*request, *error);
@@ -217,9 +241,23 @@ impl Front {
         connection.paused = true;
         match wait {
             Wait::Tag => self.starved.push_back(index),
-            // Nothing of its own will make room: the arena is exhausted.
-            Wait::Room if connection.owed.replies == 0 => self.end(index, turn),
             Wait::Room => {}
+            Wait::Memory => self.await_memory(index, turn),
+        }
+    }
+
+    /// Have a connection wait in line for memory.
+    fn await_memory(&mut self, index: u32, turn: &mut Turn<'_>) {
+        if !self.budget.is_used() {
+            // Nobody will give any back: the system has none.
+            return self.end(index, turn);
+        }
+        let Some(connection) = self.connections[index as usize].as_mut() else { return };
+        connection.hungry = true;
+        let resumed = std::mem::take(&mut connection.resumed);
+        self.budget.wait(index, resumed);
+        if let (false, Some(lane)) = (resumed, &self.lanes[usize::from(connection.queue.0)]) {
+            lane.counts.waited.fetch_add(1, Relaxed);
         }
     }
 
@@ -284,7 +322,19 @@ impl Front {
         }
     }
 
-    /// Have the payload of a request come into memory of its own.
+    /// Memory for `len` bytes, with which the connection is charged, and with `more` for the request's next step.
+    fn hold(&mut self, index: u32, len: u32, more: u64, turn: &mut Turn<'_>) -> Result<Segment, Wait> {
+        if !self.charge(index, u64::from(len) + more, false) {
+            return Err(Wait::Memory);
+        }
+        let memory = turn.ring.allocate(len);
+        if memory.is_none() {
+            self.discharge(index, u64::from(len) + more);
+        }
+        memory.ok_or(Wait::Memory)
+    }
+
+    /// Have the payload of a request come into memory of its own. Address space is taken for all of it, memory as bytes come.
     fn await_payload(
         &mut self,
         index: u32,
@@ -292,10 +342,29 @@ impl Front {
         order: Option<Order>,
         turn: &mut Turn<'_>,
     ) -> Result<u32, Wait> {
-        let memory = turn.ring.allocate(request.payload_len as u32).ok_or(Wait::Room)?;
-        if let Some(connection) = self.connection_mut(index) {
-            connection.input = Input::Payload { request, order, memory, filled: 0 };
+        let len = request.payload_len as u32;
+        let mut charged = len.min(FLOOR as u32);
+        if !self.charge(index, charged.into(), false) {
+            return Err(Wait::Memory);
         }
+        let Some((memory, resident)) = turn.ring.reserve(len) else {
+            self.discharge(index, charged.into());
+            return Err(Wait::Memory);
+        };
+        // What was used before lies in memory already, and is faster to use again than to get anew.
+        if resident && charged < len {
+            let rest = u64::from(len - charged);
+            if self.budget.is_calm(rest) {
+                self.charge_anyway(index, rest);
+                charged = len;
+            } else {
+                turn.ring.discard(memory);
+            }
+        }
+        if let Some(connection) = self.connection_mut(index) {
+            connection.input = Input::Payload { request, order, memory, filled: 0, charged };
+        }
+        self.budget.look();
         Ok(0)
     }
 
@@ -314,7 +383,7 @@ impl Front {
                         self.answer_at_once(index, &request, Some(error), turn);
                     }
                 }
-                turn.ring.free(memory);
+                self.release(index, memory, turn.ring);
                 Ok(())
             }
         }
@@ -331,27 +400,30 @@ impl Front {
     ) -> Result<(), Wait> {
         let Some(connection) = self.connection(index) else { return Ok(()) };
         let Some(lane) = &self.lanes[usize::from(connection.queue.0)] else { return Ok(()) };
+        let DeviceFacts { lends, may_lend, sparse, .. } = lane.facts;
         let Order { mut op, mut flags, offset, len } = order;
-        let mut stage = Stage::Only;
+        let (mut stage, mut reserved) = (Stage::Only, 0);
         if op == Op::Read {
-            let mapped = lane.facts.sparse
+            let mapped = sparse
                 && len.0 >= MAPPED_READ_MIN
                 && connection.session.structured()
                 && !request.flags.has(CommandFlags::DF);
             if mapped {
                 (op, stage) = (Op::Extents, Stage::Map);
-                memory = Memory::Own(turn.ring.allocate(MAP_LEN).ok_or(Wait::Room)?);
-            } else if lane.facts.lends {
+                // The read that follows does not wait: it would do so with a tag.
+                reserved = if lends { 0 } else { len.0 };
+                memory = Memory::Own(self.hold(index, MAP_LEN, reserved, turn)?);
+            } else if lends {
                 flags = flags.with(Flags::MAY_LEND);
             } else {
-                if lane.facts.may_lend {
+                if may_lend {
                     flags = flags.with(Flags::MAY_LEND);
                 }
-                memory = Memory::Own(turn.ring.allocate(len.0 as u32).ok_or(Wait::Room)?);
+                memory = Memory::Own(self.hold(index, len.0 as u32, 0, turn)?);
             }
         }
         let req = BlockRequest { offset, len, data: memory.data(), op, flags };
-        self.enter(index, Pdu { request: *request, query: None, memory, stage }, req, turn)
+        self.enter(index, Pdu { request: *request, query: None, memory, reserved, stage }, req, turn)
     }
 
     /// Ask the stack how a range is backed.
@@ -363,12 +435,12 @@ impl Front {
         turn: &mut Turn<'_>,
     ) -> Result<(), Wait> {
         let room = if query.one { 4 * Extent::RECORD_LEN as u32 } else { STATUS_LEN };
-        let memory = Memory::Own(turn.ring.allocate(room).ok_or(Wait::Room)?);
+        let memory = Memory::Own(self.hold(index, room, 0, turn)?);
         let mut req = BlockRequest::new(Op::Extents, Bytes(query.offset), Bytes(query.len));
         req.data = memory.data();
         self.enter(
             index,
-            Pdu { request: *request, query: Some(query), memory, stage: Stage::Only },
+            Pdu { request: *request, query: Some(query), memory, reserved: 0, stage: Stage::Only },
             req,
             turn,
         )
@@ -382,7 +454,8 @@ impl Front {
         let Some(tag) = queue.tag() else {
             let waits_in_input = matches!(connection.input, Input::Payload { order: Some(_), .. });
             if let (Memory::Own(memory), false) = (pdu.memory, waits_in_input) {
-                turn.ring.free(memory);
+                self.release(index, memory, turn.ring);
+                self.discharge(index, pdu.reserved);
             }
             return Err(Wait::Tag);
         };
@@ -398,7 +471,8 @@ impl Front {
     fn fill_directly(&mut self, index: u32, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
         let Input::Payload { memory, filled, .. } = connection.input else { return };
-        if memory.len - filled < DIRECT_FILL_MIN || !connection.backlog.is_empty() || connection.ending {
+        let waits = connection.hungry || connection.ending || !connection.backlog.is_empty();
+        if memory.len - filled < DIRECT_FILL_MIN || waits {
             return;
         }
         match connection.receiving {
@@ -407,25 +481,54 @@ impl Front {
                 turn.ring.receive_stop(connection.socket);
             }
             Receiving::No => {
-                connection.receiving = Receiving::Filling;
+                let step = self.next_step(index);
+                let Some(connection) = self.connection_mut(index) else { return };
+                if step == 0 {
+                    return self.await_memory(index, turn);
+                }
+                (connection.receiving, connection.asked) = (Receiving::Filling, step);
                 connection.bulk = true;
-                let rest = memory.slice(filled, memory.len - filled);
-                turn.ring.receive_into(connection.socket, rest);
+                turn.ring.receive_into(connection.socket, memory.slice(filled, step));
             }
             Receiving::Stopping | Receiving::Filling => {}
         }
     }
 
+    /// How much of a payload to receive next: as much as there is of it already, a megabyte at least, and less of a client
+    /// that is slow. 0: there is no memory for it yet.
+    fn next_step(&mut self, index: u32) -> u32 {
+        let Some(connection) = self.connection_mut(index) else { return 0 };
+        let Input::Payload { memory, filled, charged, .. } = connection.input else { return 0 };
+        let wanted = if connection.slow { SLOW_STEP } else { filled.max(FLOOR as u32) };
+        let mut step = wanted.min(memory.len - filled);
+        // A rest that is smaller than what is received so comes with the last step.
+        if memory.len - filled - step < DIRECT_FILL_MIN {
+            step = memory.len - filled;
+        }
+        // Who has waited in line for a part of it does so once.
+        let end = if connection.resumed { memory.len } else { filled + step };
+        let more = end.saturating_sub(charged);
+        if more == 0 {
+            return step;
+        }
+        if !self.charge(index, more.into(), true) {
+            return charged - filled;
+        }
+        if let Some(Connection { input: Input::Payload { charged, .. }, .. }) = self.connection_mut(index) {
+            *charged += more;
+        }
+        step
+    }
+
     /// The ring has filled the memory of a payload or a header, or met the end of the stream.
     pub(super) fn filled(&mut self, index: u32, result: i64, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
-        connection.receiving = Receiving::No;
+        (connection.receiving, connection.moved) = (Receiving::No, true);
         let extended = connection.session.extended();
         let well = match (&mut connection.input, connection.header) {
-            (Input::Payload { memory, filled, .. }, _) => {
-                let whole = result == i64::from(memory.len - *filled);
-                *filled = memory.len;
-                whole
+            (Input::Payload { filled, .. }, _) => {
+                *filled += connection.asked;
+                result == i64::from(connection.asked)
             }
             (Input::Header { .. }, Some(header)) if result == i64::from(header.len) => {
                 match request::parse(turn.ring.bytes(header), extended) {
@@ -443,11 +546,10 @@ impl Front {
             connection.header.take().into_iter().for_each(|header| turn.ring.free(header));
         }
         if connection.ending || !well {
-            if let Input::Payload { memory, .. } = std::mem::replace(&mut connection.input, Input::Over) {
-                turn.ring.free(memory);
-            }
+            let freed = drop_payload(connection, turn.ring);
             connection.bulk = false;
             connection.header.take().into_iter().for_each(|header| turn.ring.free(header));
+            self.discharge(index, freed);
             self.end(index, turn);
         }
         self.mark(index);

@@ -7,10 +7,12 @@
 //!
 //! *Invariant:* a receive chunk is held only by requests that are whole and in the stack, so a client
 //! that stalls holds none. *Invariant:* a connection owes at most [`UNANSWERED_MAX`] replies moving at
-//! most [`HELD_MAX`] bytes; beyond that it is not read from.
+//! most [`HELD_MAX`] bytes; beyond that it is not read from. All of a reactor's connections share one
+//! budget of memory (`budget`).
 //!
 //! Not here: the handshake, listeners, TLS, and anything about which backends exist.
 
+mod budget;
 mod connection;
 mod intake;
 mod outbox;
@@ -18,11 +20,13 @@ mod reply;
 
 use crate::Turn;
 use block::{Bytes, Data, Segment};
+pub use budget::{Alarm, Cut, CutReason, FLOOR, GRACE, LimitCounts, Limits};
+use budget::{Budget, charge_of, since};
 use connection::{Connection, Input, Receiving};
 pub use connection::{HELD_MAX, UNANSWERED_MAX};
 use proto::nbd::extents::StatusQuery;
 use proto::nbd::{Command, Request, Session};
-use queue::{Done, QueueId, Ring};
+use queue::{Done, Nanos, QueueId, Ring};
 use ring::{Chunk, Event, KernelRing, ReceiveEnd};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -52,6 +56,8 @@ struct Pdu {
     /// What a block status request asks about; `None` for all others.
     query: Option<StatusQuery>,
     memory: Memory,
+    /// Bytes with which the connection is charged for memory that the next step needs.
+    reserved: u64,
     stage: Stage,
 }
 
@@ -60,6 +66,7 @@ impl Pdu {
         request: Request::new(Command::Flush, 0, 0, 0),
         query: None,
         memory: Memory::None,
+        reserved: 0,
         stage: Stage::Only,
     };
 }
@@ -99,6 +106,8 @@ struct Lane {
     pdus: Box<[Pdu]>,
     /// How many there are, for whoever asks.
     connections: Arc<AtomicU32>,
+    /// How often limits took effect.
+    counts: Arc<LimitCounts>,
 }
 
 /// The NBD connections of one reactor.
@@ -116,6 +125,7 @@ pub struct Front {
     spare_list: Vec<u32>,
     /// Where the reply to a block status request is put together.
     status_reply: Vec<u8>,
+    budget: Budget,
 }
 
 impl Front {
@@ -126,7 +136,20 @@ impl Front {
         if self.lanes.len() <= index {
             self.lanes.resize_with(index + 1, || None);
         }
-        self.lanes[index] = Some(Lane { facts, pdus: vec![Pdu::VACANT; depth.into()].into(), connections });
+        let (pdus, counts) = (vec![Pdu::VACANT; depth.into()].into(), Arc::default());
+        self.lanes[index] = Some(Lane { facts, pdus, connections, counts });
+    }
+
+    /// Count in `counts` how often limits take effect for the connections behind this queue.
+    pub fn count_limits(&mut self, queue: QueueId, counts: Arc<LimitCounts>) {
+        if let Some(Some(lane)) = self.lanes.get_mut(usize::from(queue.0)) {
+            lane.counts = counts;
+        }
+    }
+
+    /// Hold connections to these limits. `alarm`: has [`tick`](Front::tick) called; without it nothing is disconnected.
+    pub fn limit(&mut self, limits: Limits, alarm: Option<Alarm>) {
+        self.budget.set(limits, alarm);
     }
 
     /// Whether connections to the device behind this queue are served.
@@ -171,6 +194,8 @@ impl Front {
         let mut connection = Connection::new(socket, queue, session);
         if !leftover.is_empty() {
             let memory = intake::keep(leftover, turn.ring).ok_or(std::io::ErrorKind::OutOfMemory)?;
+            connection.held = charge_of(memory);
+            self.budget.add(connection.held);
             connection.backlog.push_back(memory);
             connection.paused = true;
         }
@@ -209,21 +234,120 @@ impl Front {
             return;
         }
         connection.paused = false;
-        connection.backlog.drain(..).for_each(|segment| turn.ring.free(segment));
+        let mut freed = drop_backlog(connection, turn.ring);
         match connection.receiving {
             // The kernel writes to that memory: `filled` frees it.
             Receiving::Filling => {}
             receiving => {
-                if let Input::Payload { memory, .. } = std::mem::replace(&mut connection.input, Input::Over) {
-                    turn.ring.free(memory);
-                }
+                freed += drop_payload(connection, turn.ring);
                 if receiving == Receiving::Chunks {
                     connection.receiving = Receiving::Stopping;
                     turn.ring.receive_stop(connection.socket);
                 }
             }
         }
+        if std::mem::take(&mut connection.hungry) {
+            self.budget.leave(index);
+        }
+        self.discharge(index, freed);
         self.mark(index);
+    }
+
+    /// Close a connection whatever it is owed.
+    fn cut(&mut self, index: u32, turn: &mut Turn<'_>) {
+        self.end(index, turn);
+        if let Some(connection) = self.connection_mut(index)
+            && !std::mem::replace(&mut connection.closed, true)
+        {
+            turn.ring.close(connection.socket);
+        }
+    }
+
+    /// The alarm that was asked for has come: disconnect clients that keep others waiting, or that stopped in the middle of
+    /// a request.
+    pub fn tick(&mut self, now: Nanos, turn: &mut Turn<'_>) -> Vec<Cut> {
+        let (wanted, stall) = (self.budget.looked(), self.budget.limits.stall);
+        let (mut cuts, mut owed, mut holders) = (Vec::new(), false, Vec::new());
+        for index in 0..self.connections.len() as u32 {
+            let Some(connection) = self.connection_mut(index).filter(|c| !c.closed) else { continue };
+            let owes_input = connection.is_owed_input();
+            if std::mem::take(&mut connection.moved) || !(owes_input || connection.outbox.is_sending()) {
+                connection.still = now;
+            }
+            let (still, held) = (since(now, connection.still), connection.held);
+            connection.slow |= owes_input && !still.is_zero();
+            if owes_input && stall.is_some_and(|stall| still >= stall) {
+                cuts.push((index, Cut { queue: connection.queue, why: CutReason::Stalled, held, still }));
+            } else if wanted.is_some() && held > 0 && still >= GRACE {
+                holders.push((index, Cut { queue: connection.queue, why: CutReason::Evicted, held, still }));
+            }
+            owed |= owes_input;
+        }
+        // Those go first that have kept theirs for the longest.
+        holders.sort_by_key(|(_, cut)| std::cmp::Reverse(cut.still));
+        let mut wanted = wanted.unwrap_or(0);
+        for (index, cut) in holders {
+            if wanted == 0 {
+                break;
+            }
+            wanted = wanted.saturating_sub(cut.held);
+            cuts.push((index, cut));
+        }
+        for (index, cut) in &cuts {
+            if let Some(lane) = &self.lanes[usize::from(cut.queue.0)] {
+                let count = match cut.why {
+                    CutReason::Stalled => &lane.counts.stalled,
+                    CutReason::Evicted => &lane.counts.evicted,
+                };
+                count.fetch_add(1, Relaxed);
+            }
+            self.cut(*index, turn);
+        }
+        self.budget.look_again(owed);
+        cuts.into_iter().map(|(_, cut)| cut).collect()
+    }
+
+    /// Charge a connection for memory that it is about to hold. `goes_on`: for the rest of a payload. `false`: it has to
+    /// wait in line for it.
+    #[inline]
+    fn charge(&mut self, index: u32, bytes: u64, goes_on: bool) -> bool {
+        let Some(connection) = self.connections.get_mut(index as usize).and_then(Option::as_mut) else {
+            return true;
+        };
+        let held = connection.held + bytes;
+        if held > FLOOR && !self.budget.grants(index, bytes, connection.resumed, goes_on) {
+            return false;
+        }
+        connection.held = held;
+        self.budget.add(bytes);
+        if std::mem::take(&mut connection.resumed) {
+            self.budget.line_moves();
+        }
+        true
+    }
+
+    /// Charge it for what it holds already.
+    fn charge_anyway(&mut self, index: u32, bytes: u64) {
+        if let Some(connection) = self.connection_mut(index) {
+            connection.held += bytes;
+            self.budget.add(bytes);
+        }
+    }
+
+    /// A connection holds so much less.
+    #[inline]
+    fn discharge(&mut self, index: u32, bytes: u64) {
+        if let Some(connection) = self.connections.get_mut(index as usize).and_then(Option::as_mut) {
+            connection.held -= bytes;
+            self.budget.give_back(index, bytes, connection.held);
+        }
+    }
+
+    /// Give memory back that a connection was charged for.
+    #[inline]
+    fn release(&mut self, index: u32, memory: Segment, ring: &mut KernelRing) {
+        ring.free(memory);
+        self.discharge(index, charge_of(memory));
     }
 
     fn close_if_quiet(&mut self, index: u32, turn: &mut Turn<'_>) {
@@ -247,13 +371,16 @@ impl Front {
 
     fn sent(&mut self, index: u32, result: i64, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
-        let paid = connection.outbox.sent(turn.ring);
+        connection.moved = true;
+        let (paid, mut freed) = connection.outbox.sent(turn.ring);
         connection.owed.pay(paid);
         if result < 0 {
-            let lost = connection.outbox.discard(turn.ring);
+            let (lost, more) = connection.outbox.discard(turn.ring);
             connection.owed.pay(lost);
+            freed += more;
             self.end(index, turn);
         }
+        self.discharge(index, freed);
         let Some(connection) = self.connection(index) else { return };
         if connection.paused || connection.ending || !connection.outbox.is_empty() {
             self.mark(index);
@@ -266,10 +393,12 @@ impl Front {
         let Some(connection) = self.connection_mut(index) else { return };
         connection.closed = true;
         connection.receiving = Receiving::No;
-        connection.outbox.discard(turn.ring);
-        connection.backlog.drain(..).for_each(|segment| turn.ring.free(segment));
+        let (_, sent) = connection.outbox.discard(turn.ring);
+        let freed = sent + drop_backlog(connection, turn.ring) + drop_payload(connection, turn.ring);
         connection.header.take().into_iter().for_each(|segment| turn.ring.free(segment));
-        if connection.in_stack == 0 {
+        let is_over = connection.in_stack == 0;
+        self.discharge(index, freed);
+        if is_over {
             self.forget(index);
         }
     }
@@ -278,6 +407,8 @@ impl Front {
         let Some(connection) = self.connections.get_mut(index as usize).and_then(Option::take) else {
             return;
         };
+        debug_assert_eq!(connection.held, 0, "all memory of a connection that is over was given back");
+        self.budget.close(index, connection.held);
         self.starved.retain(|&waiting| waiting != index);
         self.dirty.retain(|&waiting| waiting != index);
         self.count_connection(connection.queue, -1);
@@ -292,6 +423,28 @@ impl Front {
         if *uses == 0 {
             ring.give_back(chunk);
         }
+    }
+}
+
+/// Free what was received and not looked at: the bytes that it was charged with.
+fn drop_backlog(connection: &mut Connection, ring: &mut KernelRing) -> u64 {
+    let mut freed = 0;
+    for segment in connection.backlog.drain(..) {
+        freed += charge_of(segment);
+        ring.free(segment);
+    }
+    freed
+}
+
+/// Free the payload that is being received, into which nobody writes any more, and take in nothing from here on: the bytes
+/// that it was charged with.
+fn drop_payload(connection: &mut Connection, ring: &mut KernelRing) -> u64 {
+    match std::mem::replace(&mut connection.input, Input::Over) {
+        Input::Payload { memory, charged, .. } => {
+            ring.free(memory);
+            charged.into()
+        }
+        _ => 0,
     }
 }
 
@@ -318,6 +471,12 @@ impl crate::Front for Front {
             let Some(index) = self.starved.pop_front() else { break };
             self.mark(index);
         }
+        if let Some(index) = self.budget.next_in_line() {
+            if let Some(connection) = self.connection_mut(index) {
+                (connection.hungry, connection.resumed) = (false, true);
+            }
+            self.mark(index);
+        }
         let mut list = std::mem::replace(&mut self.dirty, std::mem::take(&mut self.spare_list));
         for index in list.drain(..) {
             let Some(connection) = self.connection_mut(index) else { continue };
@@ -336,21 +495,15 @@ impl crate::Front for Front {
     }
 
     fn is_dirty(&self) -> bool {
-        !self.dirty.is_empty()
+        !self.dirty.is_empty() || self.budget.has_next()
     }
 
     fn close_lane(&mut self, queue: QueueId, now: bool, turn: &mut Turn<'_>) {
         for index in 0..self.connections.len() as u32 {
-            if self.connection(index).is_some_and(|c| c.queue == queue) {
-                self.end(index, turn);
-            }
-        }
-        if !now {
-            return;
-        }
-        for connection in self.connections.iter_mut().flatten().filter(|c| c.queue == queue) {
-            if !std::mem::replace(&mut connection.closed, true) {
-                turn.ring.close(connection.socket);
+            match self.connection(index).is_some_and(|c| c.queue == queue) {
+                true if now => self.cut(index, turn),
+                true => self.end(index, turn),
+                false => {}
             }
         }
     }

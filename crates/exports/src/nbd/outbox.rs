@@ -4,6 +4,7 @@
 //! produced leaves in one `sendmsg`. While that is under way the next batch gathers. Blocks are taken
 //! when the first reply needs one and given back when it was sent: an idle connection holds none.
 
+use super::budget::charge_of;
 use block::Segment;
 use queue::Ring;
 use ring::{KernelRing, SocketId};
@@ -21,6 +22,8 @@ struct Batch {
     pieces: Vec<Segment>,
     /// Arena memory to give back once it is sent.
     memory: Vec<Segment>,
+    /// Bytes of that.
+    held: u64,
     owed: Owed,
 }
 
@@ -106,11 +109,18 @@ impl Outbox {
         }
     }
 
-    /// Give this memory back once everything pushed so far has been sent.
-    pub(super) fn free_when_sent(&mut self, memory: Segment, ring: &mut KernelRing) {
+    /// Give this memory back once everything pushed so far has been sent. Whether it was given back at once.
+    pub(super) fn free_when_sent(&mut self, memory: Segment, ring: &mut KernelRing) -> bool {
         match self.batches.back_mut() {
-            Some(batch) => batch.memory.push(memory),
-            None => ring.free(memory),
+            Some(batch) => {
+                batch.held += charge_of(memory);
+                batch.memory.push(memory);
+                false
+            }
+            None => {
+                ring.free(memory);
+                true
+            }
         }
     }
 
@@ -125,35 +135,42 @@ impl Outbox {
         }
     }
 
-    /// The batch on its way is out, or lost. Returns what it paid.
-    pub(super) fn sent(&mut self, ring: &mut KernelRing) -> Owed {
+    /// The batch on its way is out, or lost. Returns what it paid, and the bytes of memory that it gave back.
+    pub(super) fn sent(&mut self, ring: &mut KernelRing) -> (Owed, u64) {
         self.sending = false;
         match self.batches.pop_front() {
             Some(batch) => self.recycle(batch, ring),
-            None => Owed::default(),
+            None => (Owed::default(), 0),
         }
     }
 
-    fn recycle(&mut self, mut batch: Batch, ring: &mut KernelRing) -> Owed {
+    fn recycle(&mut self, mut batch: Batch, ring: &mut KernelRing) -> (Owed, u64) {
         batch.memory.drain(..).chain(batch.headers.take()).for_each(|segment| ring.free(segment));
         batch.pieces.clear();
         batch.used = 0;
-        let owed = std::mem::take(&mut batch.owed);
+        let paid = (std::mem::take(&mut batch.owed), std::mem::take(&mut batch.held));
         if self.spare.len() < 2 {
             self.spare.push(batch);
         }
-        owed
+        paid
     }
 
-    /// Drop what is not with the ring. Returns what that would have paid.
-    pub(super) fn discard(&mut self, ring: &mut KernelRing) -> Owed {
+    /// Drop what is not with the ring. Returns what that would have paid, and the bytes of memory that it gave back.
+    pub(super) fn discard(&mut self, ring: &mut KernelRing) -> (Owed, u64) {
         let keep = usize::from(self.sending);
-        let mut owed = Owed::default();
+        let (mut owed, mut held) = (Owed::default(), 0);
         while self.batches.len() > keep {
             let Some(batch) = self.batches.pop_back() else { break };
-            owed.add(self.recycle(batch, ring));
+            let (paid, given_back) = self.recycle(batch, ring);
+            owed.add(paid);
+            held += given_back;
         }
-        owed
+        (owed, held)
+    }
+
+    /// Whether the client has not taken what was sent last.
+    pub(super) fn is_sending(&self) -> bool {
+        self.sending
     }
 
     /// Whether there is nothing to send and nothing being sent.

@@ -3,6 +3,7 @@
 //! A request's tag goes back to its queue as soon as its reply has been written down; data stays where
 //! it is until the ring has sent it.
 
+use super::budget::charge_of;
 use super::intake::{DESCRIPTORS_MAX, owed_for};
 use super::outbox::NoMemory;
 use super::{Front, Memory, Pdu, Stage, Turn};
@@ -39,6 +40,9 @@ impl Front {
                 return turn.queues.touch(queue_id).submit(tag, owner, req, turn.ring);
             }
             Step::Reply => {
+                if pdu.reserved > 0 {
+                    self.discharge(index, pdu.reserved);
+                }
                 turn.queues.get_mut(queue_id).release(tag);
                 if self.reply(index, &pdu, status, data, turn).is_err() {
                     self.end(index, turn);
@@ -51,7 +55,7 @@ impl Front {
             Memory::None => {}
         }
         if let Stage::Mapped(extents) = pdu.stage {
-            turn.ring.free(extents);
+            self.release(index, extents, turn.ring);
         }
         let Some(connection) = self.connection_mut(index) else { return };
         connection.in_stack -= 1;
@@ -62,9 +66,15 @@ impl Front {
     }
 
     fn free_when_sent(&mut self, index: u32, memory: Segment, ring: &mut KernelRing) {
-        match self.connection_mut(index) {
+        let is_free = match self.connection_mut(index) {
             Some(connection) if !connection.closed => connection.outbox.free_when_sent(memory, ring),
-            _ => ring.free(memory),
+            _ => {
+                ring.free(memory);
+                true
+            }
+        };
+        if is_free {
+            self.discharge(index, charge_of(memory));
         }
     }
 
@@ -83,11 +93,14 @@ impl Front {
             return Step::Reply;
         }
         let mut req = BlockRequest::new(Op::Read, Bytes(pdu.request.offset), Bytes(len));
-        let mut next = Pdu { stage: Stage::Mapped(extents), memory: Memory::None, ..*pdu };
+        let mut next = Pdu { stage: Stage::Mapped(extents), memory: Memory::None, reserved: 0, ..*pdu };
         if lends {
             req.flags = Flags::MAY_LEND;
+            self.discharge(index, pdu.reserved);
         } else {
             let Some(memory) = turn.ring.allocate(len as u32) else { return Step::Reply };
+            // The device lent its memory when this was not reserved.
+            self.charge_anyway(index, len - pdu.reserved);
             next.memory = Memory::Own(memory);
             req.data = Data::One(memory);
         }

@@ -29,6 +29,12 @@ pub trait Catalogue {
     /// The name of the export that the empty name stands for, if any: that of the only one.
     fn default_export(&self) -> Option<String>;
 
+    /// Why a client may not use an export that there is, as when too many do; none: it may.
+    fn refusal(&self, found: &Found) -> Option<&'static str> {
+        let _ = found;
+        None
+    }
+
     /// The export that a client means by `name`.
     fn resolve(&self, name: &str) -> Option<Found> {
         self.look_up(name).or_else(|| {

@@ -104,6 +104,9 @@ fn export_name(at: &mut Handshake, data: &[u8], catalogue: &dyn Catalogue, needs
     }
     let Some(name) = text(data) else { return at.close(refused("it is not a name")) };
     let Some(found) = catalogue.resolve(name) else { return at.close(refused("there is none")) };
+    if let Some(why) = catalogue.refusal(&found) {
+        return at.close(refused(why));
+    }
     let flags = found.info.transmission_flags(at.style(), at.has_context(name));
     at.output.extend(found.info.size.to_be_bytes());
     at.output.extend(flags.0.to_be_bytes());
@@ -154,6 +157,11 @@ fn info_or_go(at: &mut Handshake, option: u32, data: &[u8], catalogue: &dyn Cata
         // SHOULD NOT come after any information.
         return at.refuse(option, rep::ERR_UNKNOWN, "there is no export of that name");
     };
+    if option == option::GO
+        && let Some(why) = catalogue.refusal(&found)
+    {
+        return at.refuse(option, rep::ERR_POLICY, why);
+    }
     send_info(at, option, name, &asked, &found);
     at.ack(option);
     if option == option::GO {
