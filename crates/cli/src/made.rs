@@ -102,8 +102,12 @@ mod tests {
     fn a_page_that_could_not_be_brought_back_stays_in_the_record() {
         let mut record = Record::new("disk", "/".into(), Words::Line(vec!["serve".into()]), false);
         let token = Some(KeptToken::Text("0123456789abcdef".to_owned()));
-        record.page =
-            Some(KeptPage { address: "127.0.0.1:7070".parse().expect("one"), token, actions: false });
+        record.page = Some(KeptPage {
+            address: "127.0.0.1:7070".parse().expect("one"),
+            token,
+            actions: false,
+            shrink: false,
+        });
         let made = Made::by_record(&record, false);
         let (_, next) =
             made.record(&RunDir::at("/nowhere"), "disk", &StackSpec::Zero(Bytes(512))).expect("there is one");

@@ -20,15 +20,17 @@ pub(crate) struct WebArgs {
     #[arg(long, value_name = "FILE|none", requires = "web")]
     web_token: Option<PathBuf>,
     /// What the page may do besides showing [default: nothing]
-    #[arg(long, value_name = "WHAT", requires = "web")]
-    web_allow: Option<Allowed>,
+    #[arg(long, value_name = "WHAT,...", requires = "web", value_delimiter = ',')]
+    web_allow: Vec<Allowed>,
 }
 
 /// What a page may do.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 enum Allowed {
-    /// Fail and reinstate paths, suspend, resume and resize devices, switch direct I/O
+    /// Fail and reinstate paths, suspend, resume and grow devices, switch direct I/O
     Actions,
+    /// All that, and make devices smaller: what lies behind the new end is lost
+    Shrink,
 }
 
 impl WebArgs {
@@ -45,7 +47,8 @@ impl WebArgs {
             None => Some(Token::random()),
         };
         let token = token.transpose().map_err(|why| Failure::new(what, "--web-token", why))?;
-        let config = WebConfig { address, token, actions: self.web_allow.is_some() };
+        let (actions, shrink) = (!self.web_allow.is_empty(), self.web_allow.contains(&Allowed::Shrink));
+        let config = WebConfig { address, token, actions, shrink };
         Listening::open(config).map(Some).map_err(|why| Failure::new(what, "--web", why))
     }
 }
@@ -59,7 +62,7 @@ pub(crate) fn kept(page: &Listening) -> KeptPage {
         // What is kept is text.
         _ => KeptToken::Text(token.text().to_owned()),
     });
-    KeptPage { address: page.address(), token, actions: config.actions }
+    KeptPage { address: page.address(), token, actions: config.actions, shrink: config.shrink }
 }
 
 /// Listen where the page of a process was that is gone, with its token. Where another one is by now, which may be that of
@@ -76,7 +79,8 @@ pub(crate) fn again(kept: &KeptPage) -> Result<Listening, Failure> {
         Some(KeptToken::File { file }) => Some(Token::of_file(file).map_err(|why| fail(&why))?),
         None => None,
     };
-    let config = WebConfig { address: WebAddress(kept.address), token, actions: kept.actions };
+    let (actions, shrink) = (kept.actions, kept.shrink);
+    let config = WebConfig { address: WebAddress(kept.address), token, actions, shrink };
     match Listening::open(config.clone()) {
         Err(WebError::Listen { source, .. }) if source.kind() == io::ErrorKind::AddrInUse => {
             beside(config, is_ours(kept.address.port()))
@@ -109,7 +113,7 @@ mod tests {
 
     fn page(token: Option<Token>) -> Listening {
         let address = "127.0.0.1:0".parse().expect("an address");
-        Listening::open(WebConfig { address, token, actions: true }).expect("it listens")
+        Listening::open(WebConfig { address, token, actions: true, shrink: true }).expect("it listens")
     }
 
     #[test]
@@ -123,7 +127,7 @@ mod tests {
         std::fs::write(&file, "another-token-of-the-user\n").expect("it is written");
         let second = again(&kept).expect("it comes back");
         assert_eq!(text(&second), "another-token-of-the-user");
-        assert!(second.config().actions && self::kept(&second).token == kept.token);
+        assert!(second.config().actions && second.config().shrink && self::kept(&second).token == kept.token);
         drop(second);
         std::fs::write(&file, "short").expect("it is written");
         let why = again(&kept).expect_err("it is no token").to_string();

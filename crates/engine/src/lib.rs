@@ -24,6 +24,7 @@ mod pace;
 mod partitions;
 pub mod path_status;
 pub mod paths;
+pub mod places;
 mod private_key;
 mod rarely;
 mod reactor;

@@ -5,7 +5,7 @@
 use blockyard_tests::browser::Browser;
 use blockyard_tests::peer::Peer;
 use blockyard_tests::server::{Sandbox, Server};
-use blockyard_tests::tools::{PATIENCE, until};
+use blockyard_tests::tools::{PATIENCE, raise_file_limit, until};
 use proto::nbd::CommandFlags;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -85,9 +85,8 @@ fn the_page_lives_in_a_real_browser() {
         }
     });
     // What was refused on purpose, once each, is said on the console, maybe late; and nothing else.
-    let (bare, _) = page.split_once('?').unwrap();
     let mut complaints = browser.complaints();
-    for (status, place) in [("401", bare), ("422", "/devices/m/actions")] {
+    for (status, place) in [("401", "/events"), ("422", "/devices/m/actions")] {
         let words = [format!("a status of {status} "), format!("{place}\"")];
         let is_that = |why: &String| words.iter().all(|words| why.contains(words));
         if let Some(found) = complaints.iter().position(is_that) {
@@ -112,7 +111,12 @@ fn it_opens_with_its_token_only(browser: &mut Browser, page: &str) {
         let shown = browser.eval("location.href");
         assert_eq!(shown, *bare, "the token does not stay on the screen the {time} time");
     }
-    assert_eq!(browser.eval("document.cookie"), "", "scripts do not see it");
+    let cookies = browser.call("Network.getCookies", serde_json::json!({}));
+    assert_eq!(
+        cookies["cookies"],
+        serde_json::json!([]),
+        "the server behind another port is not sent the token"
+    );
 }
 
 fn charts_get_their_data(browser: &mut Browser, pictures: &Path) {
@@ -196,11 +200,11 @@ fn a_new_size_is_asked_for_or_not(browser: &mut Browser) {
 }
 
 fn who_lost_the_token_is_told_so(browser: &mut Browser) {
-    browser.call("Network.clearBrowserCookies", serde_json::json!({}));
+    browser.eval("sessionStorage.clear()");
     // Another view opens another stream.
     browser.eval("location.hash = location.hash === '#/' ? '#/m' : '#/'");
     browser.wait_for("document.querySelector('#link').dataset.state === 'stranger'");
-    browser.wait_for("document.querySelector('#banner a')?.getAttribute('href') === '/'");
+    browser.wait_for("document.querySelector('#banner a')?.getAttribute('href') === '/entry'");
 }
 
 fn it_is_dark_and_narrow_where_that_is_wanted(browser: &mut Browser, pictures: &Path) {
@@ -252,9 +256,12 @@ fn strangers_and_other_pages_get_nothing_and_nothing_is_changed_unless_that_was_
     let is =
         |answer: &str, status: u16| assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
     let bearer = format!("Authorization: Bearer {token}");
-    for path in ["/", "/events", "/devices", "/metrics", "/history?device=m", "/assets/app.js", "/nowhere"] {
-        let answer = ask(&page, &format!("GET {path}"), &[], "");
-        is(&answer, 401);
+    let cookie = format!("Cookie: blockyard-{}={token}", host_of(&page).split(':').nth(1).unwrap());
+    let secret = ["/events", "/devices", "/metrics", "/history?device=m", "/nowhere"].map(|path| (path, 401));
+    for (path, status) in secret.into_iter().chain([("/", 200), ("/entry", 200), ("/assets/app.js", 200)]) {
+        // A cookie may have been seen by the server of another port: it is worth nothing.
+        let answer = ask(&page, &format!("GET {path}"), &[&cookie], "");
+        is(&answer, status);
         assert!(
             !answer.contains("ram:64M") && answer.contains("content-security-policy: default-src 'none'")
         );
@@ -273,10 +280,8 @@ fn strangers_and_other_pages_get_nothing_and_nothing_is_changed_unless_that_was_
     is(&read_only, 403);
     assert!(read_only.contains("--web-allow actions"), "{read_only}");
     let introduced = ask(&page, &format!("GET /?token={token}"), &[], "");
-    is(&introduced, 303);
-    assert!(introduced.contains("HttpOnly; SameSite=Lax"), "{introduced}");
-    let cookie = format!("Cookie: blockyard-{}={token}", host_of(&page).split(':').nth(1).unwrap());
-    is(&ask(&page, &format!("GET /?token={token}"), &[&cookie], ""), 303);
+    is(&introduced, 200);
+    assert!(!introduced.to_lowercase().contains("set-cookie"), "{introduced}");
     assert!(sandbox.run(&["status", "m"]).ok().contains("ram:64M A 0"));
 }
 
@@ -288,10 +293,10 @@ fn what_is_allowed_is_done_for_this_page_alone() {
     let (_server, page) = serve(&sandbox, &["--web-allow", "actions", "--web-token", &file]);
     let token = std::fs::read_to_string(&*file).unwrap();
     assert!(page.ends_with(token.trim()), "{page}");
-    let cookie = format!("Cookie: blockyard-{}={}", host_of(&page).split(':').nth(1).unwrap(), token.trim());
+    let bearer = format!("Authorization: Bearer {}", token.trim());
     let (json, fail) = ("Content-Type: application/json", r#"{"action":"fail-path","path":"ram:64M"}"#);
     let act =
-        |origin: &str, body: &str| ask(&page, "POST /devices/m/actions", &[&cookie, json, origin], body);
+        |origin: &str, body: &str| ask(&page, "POST /devices/m/actions", &[&bearer, json, origin], body);
     let evil = act("Origin: http://evil.example", fail);
     assert!(evil.starts_with("HTTP/1.1 403 ") && evil.contains("another page"), "{evil}");
     let own = format!("Origin: http://{}", host_of(&page));
@@ -308,29 +313,85 @@ fn what_is_allowed_is_done_for_this_page_alone() {
 }
 
 #[test]
-fn connections_are_bounded_and_a_page_that_was_crowded_out_works_again() {
+fn the_page_makes_devices_smaller_only_where_that_is_allowed() {
     let sandbox = Sandbox::default();
-    let (_server, page) = serve(&sandbox, &["--web-token", "none"]);
-    assert!(!page.contains("token="));
+    let file = sandbox.noise("disk.img", 4 << 20);
+    let export = format!("unix:{}", sandbox.path("disk.sock").display());
+    let stack = format!("file:{}", file.display());
+    let resize = |allow: &str, size: &str, shrink: bool| {
+        let words =
+            ["serve", &stack, "--name", "d", "--nbd", &export, "--web", "127.0.0.1:0", "--web-allow", allow];
+        let mut server = sandbox.start(&mut sandbox.blockyard(&words), 2);
+        let page = server.uri_of(1).to_owned();
+        let bearer = format!("Authorization: Bearer {}", page.split_once("token=").unwrap().1);
+        let body = format!(r#"{{"action":"resize","size":"{size}","shrink":{shrink}}}"#);
+        let headers = [&*bearer, "Content-Type: application/json"];
+        let answer = ask(&page, "POST /devices/d/actions", &headers, &body);
+        server.terminate();
+        (answer, std::fs::metadata(&file).unwrap().len())
+    };
+    let (answer, len) = resize("actions", "1M", true);
+    assert!(answer.starts_with("HTTP/1.1 403 ") && answer.contains("--web-allow shrink"), "{answer}");
+    assert_eq!(len, 4 << 20);
+    let (answer, len) = resize("actions", "1M", false);
+    assert!(answer.starts_with("HTTP/1.1 422 "), "{answer}");
+    assert_eq!(len, 4 << 20);
+    let (answer, len) = resize("actions", "8M", false);
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    assert_eq!(len, 8 << 20);
+    let (answer, len) = resize("shrink", "1M", true);
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    assert_eq!(len, 1 << 20);
+}
+
+/// Connections on which nothing useful is said are as many as anybody opens, and hide the page from nobody.
+#[test]
+fn idle_connections_do_not_hide_the_page() {
+    raise_file_limit();
+    let sandbox = Sandbox::default();
+    let (server, page) = serve(&sandbox, &[]);
+    let bearer = format!("Authorization: Bearer {}", page.split_once("token=").unwrap().1);
     let host = host_of(&page);
-    let crowd: Vec<TcpStream> = (0..128).map(|_| TcpStream::connect(host).unwrap()).collect();
-    let turned_away = until(PATIENCE, || {
-        let mut one = TcpStream::connect(host).ok()?;
-        one.set_read_timeout(Some(Duration::from_millis(200))).ok()?;
-        // It is closed without a word.
-        matches!(one.read(&mut [0; 1]), Ok(0)).then_some(())
-    });
-    assert!(turned_away.is_some(), "there are 128, and no more");
-    drop(crowd);
-    let answered = until(PATIENCE, || {
-        let mut one = TcpStream::connect(host).ok()?;
-        one.set_read_timeout(Some(PATIENCE)).ok()?;
-        one.write_all(format!("GET /assets/app.js HTTP/1.0\r\nHost: {host}\r\n\r\n").as_bytes()).ok()?;
-        let mut answer = String::new();
-        one.read_to_string(&mut answer).ok()?;
-        answer.starts_with("HTTP/1.0 200").then_some(())
-    });
-    assert!(answered.is_some());
+    let (before, mut crowd) = (server.descriptors(), Vec::new());
+    for number in 0..900 {
+        let mut stream = TcpStream::connect(host).unwrap();
+        // Some have begun a request, and some ask without the token for what everybody gets.
+        match number % 3 {
+            0 => drop(stream.write_all(b"GET /devices HTTP/1.1\r\nHost: 1")),
+            1 => drop(stream.write_all(format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes())),
+            _ => {}
+        }
+        crowd.push(stream);
+        if number % 100 == 99 {
+            let start = std::time::Instant::now();
+            let answer = ask(&page, "GET /devices", &[&bearer], "");
+            assert!(answer.starts_with("HTTP/1.1 200 "), "beside {number}: {answer}");
+            assert!(start.elapsed() < Duration::from_secs(5), "beside {number}: {:?}", start.elapsed());
+        }
+    }
+    let more = server.descriptors().saturating_sub(before);
+    assert!(more <= 512 + 8, "{more} descriptors for the crowd");
+    // They are closed by themselves, too.
+    let gone = until(PATIENCE, || (server.descriptors() <= before + 8).then_some(()));
+    assert!(gone.is_some(), "{} descriptors", server.descriptors());
+}
+
+/// The same for the control socket, which only the server's own user reaches.
+#[test]
+fn idle_connections_do_not_hide_the_control_socket() {
+    raise_file_limit();
+    let sandbox = Sandbox::default();
+    let server = sandbox.serve("ram:1M", &[]);
+    let socket = sandbox.run_dir().join("disk.control");
+    let before = server.descriptors();
+    let _crowd: Vec<_> =
+        (0..700).map(|_| std::os::unix::net::UnixStream::connect(&socket).unwrap()).collect();
+    let start = std::time::Instant::now();
+    assert!(sandbox.run(&["show", "disk"]).ok().contains("ram:1M"));
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    assert!(server.descriptors() <= before + 256 + 8, "{} descriptors", server.descriptors());
+    let gone = until(PATIENCE, || (server.descriptors() <= before + 8).then_some(()));
+    assert!(gone.is_some(), "{} descriptors", server.descriptors());
 }
 
 #[test]

@@ -1,6 +1,7 @@
 // What changes something: each asks first, says which command does the same, and says what came of it.
 
 import { byId, el, put } from './dom.js';
+import { ask } from './token.js';
 
 /** A word on what was done, or why not, for a while. */
 export function toast(text, bad = false) {
@@ -36,9 +37,8 @@ function confirmed({ title, text, command, yes, field, calm }) {
 }
 
 async function post(device, action) {
-  const response = await fetch(`/devices/${device}/actions`, {
+  const response = await ask(`/devices/${device}/actions`, {
     method: 'POST',
-    credentials: 'same-origin',
     headers: { 'content-type': 'application/json' },
     body: JSON.stringify(action),
   });

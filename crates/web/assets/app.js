@@ -5,13 +5,14 @@ import { Device } from './device.js';
 import { byId, el, put } from './dom.js';
 import { Live } from './live.js';
 import { Overview } from './overview.js';
+import { takeToken, token } from './token.js';
 
 const STATES = { connecting: 'Connecting', live: 'Live', lost: 'Reconnecting', gone: 'No server', stranger: 'Token needed', crowded: 'Too many' };
 /** What is said of a stream that is not there. */
 const TROUBLES = {
   lost: () => ['The connection was lost. What is shown is as of then.'],
   gone: () => ['The server is gone: its process ended, or does not answer. This page looks for it and goes on when it is back.'],
-  stranger: () => ['The server is there, but wants its token, which may be a new one since it was started anew: ', el('a', { href: '/' }, 'open the page with it'), '.'],
+  stranger: () => ['The server is there, but wants its token, which may be a new one since it was started anew: ', el('a', { href: '/entry' }, 'open the page with it'), '.'],
   crowded: () => ['Too many pages look at this server. Close one of them: this one goes on by itself.'],
 };
 const THEMES = ['', 'light', 'dark'];
@@ -53,7 +54,9 @@ function linkIs(state) {
 }
 
 const live = new Live((name, data) => {
-  if (name === 'state') linkIs(data);
+  // Who was never let in is asked for the token.
+  if (data === 'stranger' && !hello && !token()) location.replace('/entry');
+  else if (name === 'state') linkIs(data);
   else if (name === 'hello') greet(data);
   else if (name === 'tick') view?.tick(data);
   else if (name === 'device') view?.device?.(data);
@@ -127,6 +130,7 @@ byId('skip').addEventListener('click', (event) => {
 window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', recoloured);
 window.addEventListener('hashchange', show);
 
+takeToken();
 document.documentElement.dataset.theme = remembered();
 refreshColours();
 show();

@@ -25,6 +25,7 @@ const ASSETS: &[Asset] = &[
     asset!("icon.svg", "image/svg+xml"),
     asset!("app.js", SCRIPT),
     asset!("live.js", SCRIPT),
+    asset!("token.js", SCRIPT),
     asset!("format.js", SCRIPT),
     asset!("dom.js", SCRIPT),
     asset!("canvas.js", SCRIPT),

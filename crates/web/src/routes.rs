@@ -1,8 +1,9 @@
 //! What is answered to what.
 //!
 //! ```text
-//! GET  /                        the page; with ?token= the token goes into a cookie first
-//! GET  /assets/NAME             its files
+//! GET  /                        the page, without anything of a device; with ?token= it keeps the token
+//! GET  /entry                   asks for the token
+//! GET  /assets/NAME             their files
 //! GET  /events[?device=NAME[&addresses]]    what happens, as server-sent events
 //! GET  /history?device=NAME     the last minutes, as JSON
 //! GET  /devices                 all devices in short, as JSON
@@ -13,10 +14,11 @@
 use crate::actions::Action;
 use crate::assets::{self, Asset};
 use crate::collect::{Latest, lock};
-use crate::guard::{self, Access, Refusal};
+use crate::guard::{self, Refusal};
 use crate::token::Token;
 use crate::viewers::{Viewers, Wants, event};
 use engine::control::{ControlError, Exposition, Yard};
+use engine::places::Place;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Body, Bytes, Frame, Incoming};
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
@@ -61,7 +63,7 @@ pub(crate) struct Pages {
     pub(crate) control: Handle,
     pub(crate) token: Option<Token>,
     pub(crate) actions: bool,
-    pub(crate) port: u16,
+    pub(crate) shrink: bool,
     pub(crate) viewers: Arc<Viewers>,
     pub(crate) latest: Arc<Mutex<Latest>>,
 }
@@ -120,27 +122,31 @@ fn file(asset: &'static Asset) -> Response<Answer> {
     whole(StatusCode::OK, asset.kind, asset.text)
 }
 
-fn refused(parts: &Parts, refusal: Refusal) -> Response<Answer> {
-    // A person gets a place to put the token into.
-    if refusal == Refusal::Stranger && parts.method == Method::GET && parts.uri.path() == "/" {
-        return whole(refusal.status(), HTML, assets::ENTRY);
+/// What is the same for everybody: how the page looks is no secret.
+fn public(path: &str) -> Option<Response<Answer>> {
+    match path {
+        "/" => Some(whole(StatusCode::OK, HTML, assets::INDEX)),
+        "/entry" => Some(whole(StatusCode::OK, HTML, assets::ENTRY)),
+        _ => path.strip_prefix("/assets/").and_then(assets::asset).map(file),
     }
-    failed(refusal.status(), refusal.why())
 }
 
 impl Pages {
-    /// The answer to a request. `cut`: told when its connection is to be closed.
-    pub(crate) async fn answer(&self, request: Request<Incoming>, cut: Arc<Notify>) -> Response<Answer> {
+    /// The answer to a request. `cut`: told when its connection is to be closed. `place`: the connection's.
+    pub(crate) async fn answer(
+        &self,
+        request: Request<Incoming>,
+        cut: Arc<Notify>,
+        place: &Place,
+    ) -> Response<Answer> {
         let (parts, body) = request.into_parts();
         let path = parts.uri.path();
-        match guard::admit(&parts, self.token.as_ref(), self.port) {
-            Ok(Access::Granted) => {}
-            // The token must not stay where everybody sees it.
-            Ok(Access::Introduced) if path == "/" => return self.introduce(),
-            Ok(Access::Introduced) => {}
-            // How the page looks is no secret, and the entry looks like it.
-            Err(Refusal::Stranger) if matches!(path, "/assets/style.css" | "/assets/icon.svg") => {}
-            Err(refusal) => return refused(&parts, refusal),
+        let is_read = matches!(parts.method, Method::GET | Method::HEAD);
+        match guard::admit(&parts, self.token.as_ref()) {
+            Ok(()) => place.keep(),
+            // A browser asks for these before it can show the token.
+            Err(Refusal::Stranger) if is_read && let Some(response) = public(path) => return response,
+            Err(refusal) => return failed(refusal.status(), refusal.why()),
         }
         let device = path.strip_prefix("/devices/").and_then(|rest| rest.strip_suffix("/actions"));
         match (&parts.method, device) {
@@ -150,25 +156,8 @@ impl Pages {
         }
     }
 
-    /// Into a cookie that scripts do not see, and that of other pages' requests only links carry: whoever follows one
-    /// here would otherwise be a stranger after the redirect. Looking changes nothing, and what does is held to its
-    /// origin.
-    fn introduce(&self) -> Response<Answer> {
-        let mut response = whole(StatusCode::SEE_OTHER, HTML, "");
-        let token = self.token.as_ref().map_or("", Token::text);
-        let name = guard::cookie_name(self.port);
-        let cookie = format!("{name}={token}; HttpOnly; SameSite=Lax; Path=/");
-        let headers = response.headers_mut();
-        if let Ok(cookie) = HeaderValue::from_str(&cookie) {
-            headers.insert(header::SET_COOKIE, cookie);
-        }
-        headers.insert(header::LOCATION, HeaderValue::from_static("/"));
-        response
-    }
-
     fn show(&self, path: &str, parts: &Parts, cut: Arc<Notify>) -> Response<Answer> {
         match path {
-            "/" => whole(StatusCode::OK, HTML, assets::INDEX),
             "/events" => self.events(parts, cut),
             "/devices" => whole(StatusCode::OK, JSON, lock(&self.latest).devices.clone()),
             "/metrics" => {
@@ -186,10 +175,7 @@ impl Pages {
                     None => failed(StatusCode::NOT_FOUND, "there is no such device"),
                 }
             }
-            _ => match path.strip_prefix("/assets/").and_then(assets::asset) {
-                Some(asset) => file(asset),
-                None => failed(StatusCode::NOT_FOUND, "there is nothing here"),
-            },
+            _ => public(path).unwrap_or_else(|| failed(StatusCode::NOT_FOUND, "there is nothing here")),
         }
     }
 
@@ -233,6 +219,11 @@ impl Pages {
             Ok(action) => action,
             Err(why) => return failed(StatusCode::BAD_REQUEST, &format!("it is no action: {why}")),
         };
+        if matches!(action, Action::Resize { shrink: true, .. }) && !self.shrink {
+            let why =
+                "the page may not make devices smaller (serve with --web-allow shrink, or: blockyard resize)";
+            return failed(StatusCode::FORBIDDEN, why);
+        }
         match action.carry_out(name.to_owned(), self.yard.clone(), &self.control).await {
             Ok(()) => whole(StatusCode::OK, JSON, "{}"),
             Err(why) => {

@@ -6,6 +6,7 @@ use crate::routes::Pages;
 use crate::token::Token;
 use crate::viewers::Viewers;
 use engine::control::Yard;
+use engine::places::{Place, Places};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -17,10 +18,10 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::runtime::{Builder, Handle};
-use tokio::sync::{Notify, Semaphore, oneshot};
+use tokio::sync::{Notify, oneshot};
 
-/// Connections at once: browsers open up to six each.
-const CONNECTIONS_MAX: usize = 128;
+/// Connections at once: browsers open up to six each. When there are more, those go that have not shown the token.
+const CONNECTIONS_MAX: usize = 512;
 /// How long a request's head may take, and how long a connection may be idle.
 const HEAD_TIME: Duration = Duration::from_secs(10);
 /// How long what was sent may go unacknowledged.
@@ -41,6 +42,8 @@ pub struct WebConfig {
     pub token: Option<Token>,
     /// Whether it may change devices.
     pub actions: bool,
+    /// Whether it may also make them smaller, which loses what lies behind their new end.
+    pub shrink: bool,
 }
 
 /// Why there is no page.
@@ -138,7 +141,7 @@ impl Listening {
     /// # Errors
     /// [`WebError::Thread`].
     pub fn serve(self, yard: Arc<dyn Yard>, control: Handle) -> Result<Page, WebError> {
-        let Listening { config: WebConfig { token, actions, .. }, listener, bound } = self;
+        let Listening { config: WebConfig { token, actions, shrink, .. }, listener, bound } = self;
         let url = match &token {
             Some(token) => format!("http://{bound}/?token={}", token.text()),
             None => format!("http://{bound}/"),
@@ -146,7 +149,7 @@ impl Listening {
         let runtime = Builder::new_current_thread().enable_all().build().map_err(WebError::Thread)?;
         let (viewers, latest) = (Arc::new(Viewers::default()), Arc::new(Mutex::new(Latest::default())));
         let collector = Collector::new(yard.clone(), viewers.clone(), latest.clone());
-        let pages = Pages { yard, control, token, actions, port: bound.port(), viewers, latest };
+        let pages = Pages { yard, control, token, actions, shrink, viewers, latest };
         let (stop, stopped) = oneshot::channel::<()>();
         let work = move || {
             // Where that is not allowed it goes on as it is: it may take its turn like any thread.
@@ -171,7 +174,7 @@ async fn accept(listener: TcpListener, pages: Arc<Pages>) -> io::Error {
         Ok(listener) => listener,
         Err(why) => return why,
     };
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let places = Arc::new(Places::new(CONNECTIONS_MAX));
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -181,25 +184,25 @@ async fn accept(listener: TcpListener, pages: Arc<Pages>) -> io::Error {
                 continue;
             }
         };
-        // One too many is closed at once.
-        let Ok(place) = room.clone().try_acquire_owned() else { continue };
+        // Where all have the token, one too many is closed at once.
+        let Some(place) = places.enter() else { continue };
         // Without these a connection is only slower, or stays longer.
         let _ = set_tcp_nodelay(&stream, true);
         let _ = set_tcp_user_timeout(&stream, UNSENT_TIME_MS);
-        let pages = pages.clone();
+        let (pages, places) = (pages.clone(), places.clone());
         tokio::spawn(async move {
-            serve(stream, pages).await;
-            drop(place);
+            serve(stream, pages, &place).await;
+            places.leave(&place);
         });
     }
 }
 
-async fn serve(stream: tokio::net::TcpStream, pages: Arc<Pages>) {
+async fn serve(stream: tokio::net::TcpStream, pages: Arc<Pages>, place: &Arc<Place>) {
     let cut = Arc::new(Notify::new());
-    let told = cut.clone();
+    let (told, known) = (cut.clone(), place.clone());
     let service = service_fn(move |request| {
-        let (pages, cut) = (pages.clone(), cut.clone());
-        async move { Ok::<_, Infallible>(pages.answer(request, cut).await) }
+        let (pages, cut, known) = (pages.clone(), cut.clone(), known.clone());
+        async move { Ok::<_, Infallible>(pages.answer(request, cut, &known).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -210,5 +213,6 @@ async fn serve(stream: tokio::net::TcpStream, pages: Arc<Pages>) {
         // What went wrong on it is its client's matter.
         _ = connection => {}
         () = told.notified() => {}
+        () = place.cut() => {}
     }
 }

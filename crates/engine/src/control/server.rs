@@ -3,6 +3,7 @@
 use super::{
     Change, ControlError, DeviceInfo, DeviceStats, Exposition, TableAnswer, TableCall, Version, Yard, metrics,
 };
+use crate::places::{Place, Places};
 use crate::slow::InFlightList;
 use crate::trace::TraceOptions;
 use axum::body::Body;
@@ -11,14 +12,30 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use hyper::body::{Bytes, Frame};
+use hyper::Request;
+use hyper::body::{Bytes, Frame, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use std::convert::Infallible;
 use std::io;
 use std::os::unix::net::UnixListener;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::net::UnixStream;
 use tokio::sync::mpsc::Receiver;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// Connections at a time. Each request of our commands comes on a connection of its own, and few of them take long.
+const CONNECTIONS_MAX: usize = 256;
+/// How long a request's head may take, and how long a connection may be idle.
+const HEAD_TIME: Duration = Duration::from_secs(10);
+/// How long to wait when the process has no descriptor left.
+const SHORTAGE: Duration = Duration::from_millis(100);
 
 type Shared = State<Arc<dyn Yard>>;
 
@@ -34,7 +51,54 @@ pub async fn serve(
 ) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let listener = tokio::net::UnixListener::from_std(listener)?;
-    axum::serve(listener, routes(yard)).with_graceful_shutdown(until).await
+    let (places, routes) = (Arc::new(Places::new(CONNECTIONS_MAX)), routes(yard));
+    let (closing, closed) = watch::channel(false);
+    let mut connections = JoinSet::new();
+    tokio::pin!(until);
+    loop {
+        tokio::select! {
+            () = &mut until => break,
+            Some(_) = connections.join_next() => {}
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    // One too many is closed at once.
+                    let Some(place) = places.enter() else { continue };
+                    let (places, routes, closed) = (places.clone(), routes.clone(), closed.clone());
+                    connections.spawn(async move {
+                        answer(stream, routes, &place, closed).await;
+                        places.leave(&place);
+                    });
+                }
+                // For want of descriptors, or of a client that is gone.
+                Err(_) => tokio::time::sleep(SHORTAGE).await,
+            },
+        }
+    }
+    closing.send_replace(true);
+    while connections.join_next().await.is_some() {}
+    Ok(())
+}
+
+/// Answers the requests of one connection until it ends, its place is needed, or all are `closed`.
+async fn answer(stream: UnixStream, routes: Router, place: &Arc<Place>, mut closed: watch::Receiver<bool>) {
+    let (routes, known) = (TowerToHyperService::new(routes), place.clone());
+    let service = service_fn(move |request: Request<Incoming>| {
+        known.keep();
+        routes.call(request)
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME)
+        .serve_connection(TokioIo::new(stream), service);
+    tokio::pin!(connection);
+    tokio::select! {
+        // What went wrong on it is its client's matter.
+        _ = &mut connection => return,
+        () = place.cut() => return,
+        _ = closed.wait_for(|closed| *closed) => {}
+    }
+    connection.as_mut().graceful_shutdown();
+    let _ = connection.await;
 }
 
 fn routes(yard: Arc<dyn Yard>) -> Router {

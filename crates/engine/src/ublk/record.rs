@@ -70,6 +70,9 @@ pub struct KeptPage {
     pub token: Option<KeptToken>,
     /// Whether it changed devices.
     pub actions: bool,
+    /// Whether it made them smaller, too. Of an older record: no.
+    #[serde(default)]
+    pub shrink: bool,
 }
 
 /// Where the token of a page is.
@@ -321,7 +324,12 @@ mod tests {
         let tokens =
             [KeptToken::Text("0123456789abcdef".to_owned()), KeptToken::File { file: "/srv/token".into() }];
         for token in tokens.map(Some).into_iter().chain([None]) {
-            other.page = Some(KeptPage { address: "127.0.0.1:7070".parse().unwrap(), token, actions: true });
+            other.page = Some(KeptPage {
+                address: "127.0.0.1:7070".parse().unwrap(),
+                token,
+                actions: true,
+                shrink: false,
+            });
             other.save(&run).unwrap();
             assert_eq!(Record::all(&run), [other.clone(), record("disk")]);
         }
