@@ -34,7 +34,8 @@ pub const ROOMS: &[Room] = &[
     room("layers", &["block", "queue"]),
     room("proto", &["block"]),
     room("backends", &["block", "queue", "ring", "proto"]),
-    room("images", &["block", "queue", "backends"]),
+    room("qcow2", &[]),
+    room("images", &["block", "queue", "backends", "qcow2"]),
     room("fuse", &[]),
     room("loopdev", &[]),
     Room {

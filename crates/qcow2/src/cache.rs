@@ -1,0 +1,231 @@
+//! A bounded cache of metadata clusters: L2 tables by L1 index, or refcount blocks by their index.
+//!
+//! Owned by [`crate::meta::Meta`], under its mutex. A table that was changed, or is being written, stays until a flush has
+//! made it durable: so the cache may be larger than its bound for a moment, and whoever changes tables flushes first when
+//! [`Cache::is_strained`].
+
+use std::collections::HashMap;
+
+/// The unit that a power cut tears at.
+pub(crate) const SECTOR: usize = 512;
+
+/// A metadata cluster, as its bytes on disk are to be.
+#[derive(Debug)]
+pub(crate) struct Table {
+    /// Its key.
+    pub(crate) index: u64,
+    /// Its place in the file.
+    pub(crate) at: u64,
+    pub(crate) bytes: Box<[u8]>,
+    /// By sector: changed since the last flush began.
+    changed: Box<[u64]>,
+    is_changed: bool,
+    /// Nothing on disk refers to it yet: the next flush writes all of it, ahead of what refers to it.
+    pub(crate) fresh: bool,
+    /// A flush has taken a copy of its changes, and not ended.
+    flushing: bool,
+    used: bool,
+}
+
+impl Table {
+    pub(crate) fn new(index: u64, at: u64, bytes: Vec<u8>, fresh: bool) -> Table {
+        let words = (bytes.len() / SECTOR).div_ceil(64);
+        let changed = vec![0; words].into_boxed_slice();
+        let bytes = bytes.into_boxed_slice();
+        Table { index, at, bytes, changed, is_changed: fresh, fresh, flushing: false, used: true }
+    }
+
+    fn is_clean(&self) -> bool {
+        !self.is_changed && !self.flushing
+    }
+
+    /// The changed sectors, in runs: offset in the table and bytes. The whole table if it is fresh.
+    fn pieces(&self) -> Vec<(usize, Vec<u8>)> {
+        if self.fresh {
+            return vec![(0, self.bytes.to_vec())];
+        }
+        let mut runs: Vec<(usize, Vec<u8>)> = Vec::new();
+        for sector in (0..self.bytes.len() / SECTOR).filter(|at| self.changed[at / 64] >> (at % 64) & 1 != 0)
+        {
+            let bytes = &self.bytes[sector * SECTOR..(sector + 1) * SECTOR];
+            match runs.last_mut() {
+                Some((at, run)) if *at + run.len() == sector * SECTOR => run.extend_from_slice(bytes),
+                _ => runs.push((sector * SECTOR, bytes.to_vec())),
+            }
+        }
+        runs
+    }
+}
+
+/// What a flush writes of one table.
+#[derive(Debug)]
+pub(crate) struct Part {
+    pub(crate) index: u64,
+    pub(crate) fresh: bool,
+    pub(crate) at: u64,
+    pub(crate) pieces: Vec<(usize, Vec<u8>)>,
+}
+
+/// The cache.
+#[derive(Debug)]
+pub(crate) struct Cache {
+    slots: Vec<Table>,
+    places: HashMap<u64, usize>,
+    hand: usize,
+    max: usize,
+    changed: usize,
+}
+
+impl Cache {
+    /// Of at most `max` tables, as long as no more are changed.
+    pub(crate) fn new(max: usize) -> Cache {
+        Cache { slots: Vec::new(), places: HashMap::new(), hand: 0, max: max.max(4), changed: 0 }
+    }
+
+    /// Whether so many are changed that a flush is due.
+    pub(crate) fn is_strained(&self) -> bool {
+        self.changed * 2 > self.max
+    }
+
+    /// Whether a table is changed.
+    pub(crate) fn has_changes(&self) -> bool {
+        self.changed > 0
+    }
+
+    /// The table of that index, if it is cached.
+    pub(crate) fn find(&mut self, index: u64) -> Option<usize> {
+        let slot = *self.places.get(&index)?;
+        self.slots[slot].used = true;
+        Some(slot)
+    }
+
+    /// Whether nothing on disk refers to that table yet.
+    pub(crate) fn is_fresh(&self, index: u64) -> bool {
+        self.places.get(&index).is_some_and(|slot| self.slots[*slot].fresh)
+    }
+
+    pub(crate) fn table(&self, slot: usize) -> &Table {
+        &self.slots[slot]
+    }
+
+    /// Add a table, or replace the one of the same index, which must be unchanged. The slot is good until the next call.
+    pub(crate) fn insert(&mut self, table: Table) -> usize {
+        self.changed += usize::from(table.is_changed);
+        if let Some(&slot) = self.places.get(&table.index) {
+            assert!(self.slots[slot].is_clean(), "a table with changes is replaced");
+            self.slots[slot] = table;
+            return slot;
+        }
+        let slot = match self.victim() {
+            Some(slot) => {
+                self.places.remove(&self.slots[slot].index);
+                slot
+            }
+            None => self.slots.len(),
+        };
+        self.places.insert(table.index, slot);
+        if slot == self.slots.len() {
+            self.slots.push(table);
+        } else {
+            self.slots[slot] = table;
+        }
+        slot
+    }
+
+    /// A clean slot for another table, by second chance; `None`: there is room, or nothing is clean.
+    fn victim(&mut self) -> Option<usize> {
+        if self.slots.len() < self.max {
+            return None;
+        }
+        for _ in 0..2 * self.slots.len() {
+            let slot = self.hand;
+            self.hand = (self.hand + 1) % self.slots.len();
+            let table = &mut self.slots[slot];
+            if table.is_clean() && !std::mem::take(&mut table.used) {
+                return Some(slot);
+            }
+        }
+        None
+    }
+
+    /// Change bytes of a table, within one sector.
+    pub(crate) fn put(&mut self, slot: usize, at: usize, bytes: &[u8]) {
+        let table = &mut self.slots[slot];
+        table.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+        let sector = at / SECTOR;
+        table.changed[sector / 64] |= 1 << (sector % 64);
+        self.changed += usize::from(!table.is_changed);
+        table.is_changed = true;
+    }
+
+    /// Take copies of all changes, for a flush that [`Cache::flushed`] or [`Cache::restore`] ends.
+    pub(crate) fn take_changes(&mut self) -> Vec<Part> {
+        let mut parts = Vec::new();
+        for table in self.slots.iter_mut().filter(|table| table.is_changed) {
+            let Table { index, fresh, at, .. } = *table;
+            parts.push(Part { index, fresh, at, pieces: table.pieces() });
+            table.changed.fill(0);
+            (table.is_changed, table.fresh, table.flushing) = (false, false, true);
+        }
+        self.changed = 0;
+        parts
+    }
+
+    /// The flush of all changes that were taken is over.
+    pub(crate) fn flushed(&mut self) {
+        self.slots.iter_mut().for_each(|table| table.flushing = false);
+    }
+
+    /// The flush failed: these are to be written again. `fresh`: those that were fresh still are.
+    pub(crate) fn restore(&mut self, parts: &[Part], fresh: bool) {
+        self.flushed();
+        for part in parts {
+            let slot = self.places[&part.index];
+            let table = &mut self.slots[slot];
+            table.changed.fill(u64::MAX);
+            table.fresh |= part.fresh && fresh;
+            self.changed += usize::from(!table.is_changed);
+            table.is_changed = true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(index: u64) -> Table {
+        Table::new(index, index << 16, vec![0; 2048], false)
+    }
+
+    #[test]
+    fn changed_tables_stay_and_others_go() {
+        let mut cache = Cache::new(4);
+        for index in 0..20 {
+            let slot = cache.insert(table(index));
+            if index % 5 == 0 {
+                cache.put(slot, 512, &[7]);
+            }
+        }
+        assert!((0..20).step_by(5).all(|index| cache.find(index).is_some()));
+        assert!(cache.slots.len() <= 6 && cache.is_strained());
+        let parts = cache.take_changes();
+        assert_eq!(parts.len(), 4);
+        assert_eq!((parts[0].pieces[0].0, parts[0].pieces[0].1.len()), (512, 512));
+        assert!(!cache.is_strained() && cache.victim().is_some_and(|slot| slot > 0));
+        cache.flushed();
+    }
+
+    #[test]
+    fn what_a_failed_flush_took_is_taken_again() {
+        let mut cache = Cache::new(4);
+        cache.insert(Table::new(1, 0, vec![1; 1024], true));
+        let parts = cache.take_changes();
+        assert!(parts[0].fresh && cache.take_changes().is_empty());
+        cache.restore(&parts, true);
+        assert!(cache.take_changes()[0].fresh);
+        cache.restore(&parts, false);
+        let again = cache.take_changes();
+        assert!(!again[0].fresh && again[0].pieces == [(0, vec![1; 1024])]);
+    }
+}

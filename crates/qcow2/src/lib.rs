@@ -1,0 +1,289 @@
+//! qcow2 images, read and written.
+//!
+//! A [`Disk`] works on a [`Storage`], a file for instance, and is called by any number of threads. It knows versions 2 and
+//! 3, all cluster sizes and refcount widths, backing files, compressed clusters (deflate and zstd), extended L2 entries
+//! and internal snapshots, which stay what they are. Facts are those of QEMU's `docs/interop/qcow2.txt`.
+//!
+//! Metadata reaches the storage in an order ([`meta`]) such that each power cut leaves a consistent image, whatever part of
+//! the writes since the last sync survives: no refcount is too low, no cluster is shown that belongs to another, and what
+//! was flushed is there. A cut may leak clusters; [`verify`] frees them when the image is next opened to be written.
+//!
+//! Requests that change what a cluster is hold its range exclusively ([`ranges`]).
+//!
+//! *Invariant:* after a sync that failed nothing is written to the storage any more.
+//! *Invariant:* no byte of an image makes this panic, or run without end; memory is bounded by [`Options`], by the L1
+//! table (32 MiB at most) and the refcount table (8 MiB), and while an image is checked by 64 MiB more.
+
+#![forbid(unsafe_code)]
+
+mod cache;
+mod compress;
+mod create;
+mod entry;
+mod flush;
+mod header;
+mod meta;
+#[cfg(test)]
+mod model;
+mod open;
+mod ranges;
+mod refcounts;
+mod storage;
+#[cfg(test)]
+mod tests;
+mod verify;
+mod write;
+
+pub use create::{CreateOptions, create};
+pub use open::{Names, names};
+pub use storage::Storage;
+pub use verify::{Report, check};
+
+use entry::{Geometry, Kind};
+use flush::Rounds;
+use header::Compression;
+use meta::Meta;
+use ranges::{Held, Ranges};
+use std::io;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What an image stands on: it is read where the image holds nothing.
+pub trait Source: Send + Sync {
+    /// Bytes of it. What lies behind reads as zeroes.
+    fn size(&self) -> u64;
+
+    /// Fill `into` from there; the range lies within the size.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    fn read(&self, into: &mut [u8], at: u64) -> io::Result<()>;
+
+    /// Whether zeroes are read there because nothing is stored, and for how many bytes up to `len` it is so.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    fn mapping(&self, at: u64, len: u64) -> io::Result<(bool, u64)>;
+}
+
+/// How an image is opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// To be written, too.
+    pub writable: bool,
+    /// Bytes of L2 tables in memory; four tables at least.
+    pub l2_cache_len: u64,
+    /// Bytes of refcount blocks in memory; four blocks at least.
+    pub refcount_cache_len: u64,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { writable: false, l2_cache_len: 32 << 20, refcount_cache_len: 8 << 20 }
+    }
+}
+
+/// A seeded fault, which the model has to find.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(not(test), expect(dead_code, reason = "only tests make them"))]
+pub(crate) enum Mistake {
+    None,
+    /// Entries may reach the disk before the refcounts and the data that they refer to.
+    NoEarlySync,
+    /// Clusters are used again before their old entry is durably gone.
+    FreeAtOnce,
+    /// Requests do not wait for each other.
+    NoRanges,
+    /// Clusters that were used before are not filled.
+    NoFill,
+}
+
+/// An open image.
+pub struct Disk {
+    storage: Arc<dyn Storage>,
+    backing: Option<Box<dyn Source>>,
+    shape: Geometry,
+    order: u32,
+    compression: Compression,
+    writable: bool,
+    meta: Mutex<Meta>,
+    ranges: Ranges,
+    rounds: Rounds,
+    failed: AtomicBool,
+    /// The header has autoclear features, which go before the first write.
+    autoclear: AtomicBool,
+    #[cfg(test)]
+    mistake: Mistake,
+}
+
+impl std::fmt::Debug for Disk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Disk")
+            .field("shape", &self.shape)
+            .field("writable", &self.writable)
+            .finish_non_exhaustive()
+    }
+}
+
+fn damaged(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+fn unsupported(why: String) -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, why)
+}
+
+/// There is no room in the image.
+fn full() -> io::Error {
+    io::ErrorKind::StorageFull.into()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Disk {
+    /// Bytes of the disk.
+    pub fn size(&self) -> u64 {
+        self.shape.size
+    }
+
+    /// Bytes of a cluster.
+    pub fn cluster_size(&self) -> u64 {
+        self.shape.cluster()
+    }
+
+    /// Whether a flush failed for good: nothing is written any more.
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(std::sync::atomic::Ordering::Acquire)
+    }
+
+    /// Whether there are changes to tables that only a flush writes.
+    pub fn has_changes(&self) -> bool {
+        self.writable && lock(&self.meta).has_changes()
+    }
+
+    fn makes(&self, mistake: Mistake) -> bool {
+        #[cfg(test)]
+        return self.mistake == mistake;
+        #[cfg(not(test))]
+        {
+            let _ = mistake;
+            false
+        }
+    }
+
+    fn hold(&self, offset: u64, len: u64, exclusive: bool) -> Held<'_> {
+        let bits = self.shape.cluster_bits;
+        let clusters = offset >> bits..(offset + len).div_ceil(1 << bits);
+        self.ranges.hold(clusters, exclusive && !self.makes(Mistake::NoRanges))
+    }
+
+    /// Fill `into` from there. The range lies within the disk.
+    ///
+    /// # Errors
+    /// The file cannot be read, or a table makes no sense.
+    pub fn read(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
+        let _held = self.hold(offset, into.len() as u64, false);
+        self.read_held(into, offset)
+    }
+
+    /// The same, for who holds the range; it may go past the end of the disk, where zeroes are.
+    fn read_held(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
+        let mut done = 0;
+        while done < into.len() {
+            let at = offset + done as u64;
+            let (kind, len) = lock(&self.meta).lookup(&*self.storage, at, (into.len() - done) as u64)?;
+            let piece = &mut into[done..done + len as usize];
+            match kind {
+                Kind::Zero => piece.fill(0),
+                Kind::Data { at } => self.storage.read_at(piece, at)?,
+                Kind::Unallocated => self.read_backing(piece, at)?,
+                Kind::Compressed { at: place, len } => {
+                    let mut bytes = vec![0; len as usize];
+                    self.storage.read_at(&mut bytes, place)?;
+                    let cluster = compress::expand(self.compression, &bytes, self.shape.cluster() as usize)?;
+                    let skip = (at % self.shape.cluster()) as usize;
+                    piece.copy_from_slice(&cluster[skip..skip + piece.len()]);
+                }
+            }
+            done += len as usize;
+        }
+        Ok(())
+    }
+
+    fn read_backing(&self, into: &mut [u8], at: u64) -> io::Result<()> {
+        let size = self.backing.as_ref().map_or(0, |backing| backing.size());
+        let there = (size.saturating_sub(at)).min(into.len() as u64) as usize;
+        into[there..].fill(0);
+        match &self.backing {
+            Some(backing) if there > 0 => backing.read(&mut into[..there], at),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether zeroes are read there because nothing is stored, and for how many bytes up to `len` it is so.
+    ///
+    /// # Errors
+    /// A table cannot be read, or makes no sense.
+    pub fn mapping(&self, offset: u64, len: u64) -> io::Result<(bool, u64)> {
+        let mut done = 0;
+        let mut found = None;
+        while done < len {
+            let (zero, run) = self.mapping_once(offset + done, len - done)?;
+            if found.is_some_and(|found| found != zero) {
+                break;
+            }
+            found = Some(zero);
+            done += run;
+        }
+        Ok((found.unwrap_or(false), done))
+    }
+
+    fn mapping_once(&self, offset: u64, len: u64) -> io::Result<(bool, u64)> {
+        let (kind, run) = lock(&self.meta).lookup(&*self.storage, offset, len)?;
+        match (kind, &self.backing) {
+            (Kind::Zero, _) | (Kind::Unallocated, None) => Ok((true, run)),
+            (Kind::Unallocated, Some(backing)) if offset >= backing.size() => Ok((true, run)),
+            (Kind::Unallocated, Some(backing)) => backing.mapping(offset, run.min(backing.size() - offset)),
+            _ => Ok((false, run)),
+        }
+    }
+
+    /// Whether what has no entry there reads as zeroes.
+    fn is_bare(&self, offset: u64) -> bool {
+        self.backing.as_ref().is_none_or(|backing| offset >= backing.size())
+    }
+}
+
+impl Source for Disk {
+    fn size(&self) -> u64 {
+        self.shape.size
+    }
+
+    fn read(&self, into: &mut [u8], at: u64) -> io::Result<()> {
+        Disk::read(self, into, at)
+    }
+
+    fn mapping(&self, at: u64, len: u64) -> io::Result<(bool, u64)> {
+        Disk::mapping(self, at, len)
+    }
+}
+
+impl Drop for Disk {
+    /// Write what is left, and give the file its length without the room to grow.
+    fn drop(&mut self) {
+        if !self.writable || self.has_failed() {
+            return;
+        }
+        if let Err(error) = self.flush() {
+            tracing::error!("flushing a qcow2 image at its end failed: {error}");
+            return;
+        }
+        let meta = lock(&self.meta);
+        if meta.refs.file_len() > meta.refs.used_len() {
+            // What it costs if it fails is space.
+            let _ = self.storage.set_len(meta.refs.used_len());
+        }
+    }
+}

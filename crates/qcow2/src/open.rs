@@ -1,0 +1,100 @@
+//! Opening an image.
+
+use crate::entry::Geometry;
+use crate::flush::Rounds;
+use crate::header::{BITMAPS_CONSISTENT, CORRUPT, Header, first_cluster_len};
+use crate::meta::Meta;
+use crate::ranges::Ranges;
+use crate::refcounts::Refcounts;
+use crate::{Disk, Options, Source, Storage, damaged, verify};
+use std::io;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+
+/// What an image stands on, as its header says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Names {
+    /// The backing file's name.
+    pub backing: Option<Vec<u8>>,
+    /// The backing file's format.
+    pub format: Option<Vec<u8>>,
+}
+
+/// Read and check a header.
+pub(crate) fn read_header(storage: &dyn Storage) -> io::Result<Header> {
+    let mut start = [0; 72];
+    storage.read_at(&mut start, 0)?;
+    let mut cluster = vec![0; first_cluster_len(&start)?];
+    storage.read_at(&mut cluster, 0)?;
+    Header::parse(&cluster)
+}
+
+/// Read a table of words, all of which has to be in the file.
+pub(crate) fn read_words(storage: &dyn Storage, at: u64, count: u64, what: &str) -> io::Result<Vec<u64>> {
+    let end = at.checked_add(count * 8).filter(|end| *end <= i64::MAX as u64);
+    if end.is_none_or(|end| storage.len().is_ok_and(|len| end > len)) {
+        return Err(damaged(&format!("{what} lies past the end of the file")));
+    }
+    let mut bytes = vec![0; count as usize * 8];
+    storage.read_at(&mut bytes, at)?;
+    Ok(bytes.as_chunks::<8>().0.iter().map(|word| u64::from_be_bytes(*word)).collect())
+}
+
+/// What an image stands on. Its header is checked.
+///
+/// # Errors
+/// It cannot be read, is damaged, or needs a feature that is missing here, which is named.
+pub fn names(storage: &dyn Storage) -> io::Result<Names> {
+    let header = read_header(storage)?;
+    Ok(Names { backing: header.backing, format: header.backing_format })
+}
+
+impl Disk {
+    /// Open an image over what it stands on ([`names`]); without it, what the image does not hold reads as zeroes.
+    ///
+    /// One that is to be written is checked as a whole first, and repaired durably where refcounts are too low.
+    ///
+    /// # Errors
+    /// As those of [`names`]; or it is to be written and cannot be repaired here.
+    pub fn open(
+        storage: Arc<dyn Storage>,
+        backing: Option<Box<dyn Source>>,
+        options: Options,
+    ) -> io::Result<Disk> {
+        let mut header = read_header(&*storage)?;
+        if options.writable {
+            if header.incompatible & CORRUPT != 0 {
+                return Err(damaged("it is marked as corrupt"));
+            }
+            verify::repair(&*storage, &mut header)?;
+        }
+        let shape = Geometry::new(&header);
+        let l1 = read_words(&*storage, header.l1_at, header.l1_entries, "its L1 table")?;
+        let table_len = header.table_clusters << header.cluster_bits >> 3;
+        let table = if options.writable {
+            read_words(&*storage, header.table_at, table_len, "its refcount table")?
+        } else {
+            Vec::new()
+        };
+        let (bits, order, len) = (header.cluster_bits, header.refcount_order, storage.len()?);
+        let refs = Refcounts::new(bits, order, table, header.table_at, len, options.refcount_cache_len);
+        if header.autoclear & BITMAPS_CONSISTENT != 0 && options.writable {
+            tracing::warn!("the bitmaps of a qcow2 image become inconsistent with the first write to it");
+        }
+        Ok(Disk {
+            storage,
+            backing,
+            shape,
+            order,
+            compression: header.compression,
+            writable: options.writable,
+            meta: Mutex::new(Meta::new(shape, l1, header.l1_at, options.l2_cache_len, refs)),
+            ranges: Ranges::default(),
+            rounds: Rounds::default(),
+            failed: AtomicBool::new(false),
+            autoclear: AtomicBool::new(header.autoclear != 0),
+            #[cfg(test)]
+            mistake: crate::Mistake::None,
+        })
+    }
+}

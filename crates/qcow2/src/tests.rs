@@ -1,0 +1,176 @@
+//! Images that are damaged, full, or made in a way that the model makes none.
+
+use crate::header::{AT_AUTOCLEAR, AT_INCOMPATIBLE, CORRUPT, DIRTY, word};
+use crate::model::disk::{Faults, MemoryDisk};
+use crate::model::rng::Rng;
+use crate::{CreateOptions, Disk, Options, Report, Storage, check, create};
+use std::io::{self, ErrorKind};
+use std::sync::Arc;
+
+const LEN: u64 = 1 << 20;
+const CLUSTER: u64 = 4096;
+
+fn disk(file: Vec<u8>) -> Arc<MemoryDisk> {
+    Arc::new(MemoryDisk::new(file, Rng::new(1)))
+}
+
+fn open(disk: &Arc<MemoryDisk>, writable: bool) -> io::Result<Disk> {
+    Disk::open(disk.clone(), None, Options { writable, ..Options::default() })
+}
+
+/// An image with some data, closed.
+fn image() -> Arc<MemoryDisk> {
+    let disk = disk(Vec::new());
+    create(&*disk, &CreateOptions { cluster_size: CLUSTER, ..CreateOptions::new(LEN) }).unwrap();
+    let image = open(&disk, true).unwrap();
+    image.write(&[7; 8 * 4096], 0).unwrap();
+    image.write(&[8; 4096], LEN - CLUSTER).unwrap();
+    drop(image);
+    disk
+}
+
+fn put(disk: &MemoryDisk, at: u64, value: u64) {
+    disk.write_at(&value.to_be_bytes(), at).unwrap();
+}
+
+fn header(disk: &MemoryDisk, at: usize) -> u64 {
+    word(&disk.now(), at)
+}
+
+/// Whether the image holds what [`image`] wrote, and stays so when more is written.
+fn keeps_its_data(disk: &Arc<MemoryDisk>) -> bool {
+    let image = open(disk, true).unwrap();
+    image.write(&[9; 40 * 4096], 64 << 10).unwrap();
+    image.flush().unwrap();
+    let (mut first, mut last) = ([0; 8 * 4096], [0; 4096]);
+    image.read(&mut first, 0).unwrap();
+    image.read(&mut last, LEN - CLUSTER).unwrap();
+    drop(image);
+    first == [7; 8 * 4096] && last == [8; 4096] && check(&**disk).unwrap() == Report::default()
+}
+
+#[test]
+fn refcounts_that_are_too_low_are_raised_before_anything_is_written() {
+    let disk = image();
+    let table = header(&disk, 48);
+    let block = word(&disk.now(), table as usize);
+    disk.write_at(&[0; 4000], block + 8).unwrap();
+    assert!(check(&*disk).unwrap().too_low > 8);
+    assert!(keeps_its_data(&disk));
+    // The whole block is gone.
+    let disk = image();
+    put(&disk, table, 0);
+    assert!(keeps_its_data(&disk));
+}
+
+#[test]
+fn a_copied_flag_that_is_wrong_is_taken_away() {
+    let disk = image();
+    let l2 = word(&disk.now(), header(&disk, 40) as usize) & 0x00ff_ffff_ffff_fe00;
+    let first = word(&disk.now(), l2 as usize);
+    // Two entries for one cluster, each of which says that it is its own.
+    put(&disk, l2 + 100 * 8, first);
+    let image = open(&disk, true).unwrap();
+    image.write(&[1; 4096], 100 * CLUSTER).unwrap();
+    let mut bytes = [0; 4096];
+    image.read(&mut bytes, 0).unwrap();
+    assert!(bytes == [7; 4096], "it is written elsewhere");
+}
+
+#[test]
+fn images_that_would_be_destroyed_by_writing_are_only_read() {
+    let l1 = |disk: &MemoryDisk| header(disk, 40);
+    let l2 = |disk: &MemoryDisk| word(&disk.now(), l1(disk) as usize) & 0x00ff_ffff_ffff_fe00;
+    type Damage<'a> = &'a dyn Fn(&MemoryDisk);
+    let damages: [(&str, Damage<'_>); 7] = [
+        ("leads into another table", &|disk| put(disk, l2(disk), l1(disk) | 1 << 63)),
+        ("leads past the end", &|disk| put(disk, l2(disk), 1 << 40 | 1 << 63)),
+        ("between clusters", &|disk| put(disk, l2(disk), 0x200 | 1 << 63)),
+        ("no table is", &|disk| put(disk, l1(disk), 1 << 40 | 1 << 63)),
+        ("overlap", &|disk| put(disk, 40, header(disk, 48))),
+        ("marked as corrupt", &|disk| put(disk, AT_INCOMPATIBLE as u64, CORRUPT)),
+        ("past the end of the file", &|disk| put(disk, header(disk, 48), 1 << 40)),
+    ];
+    for (expected, damage) in damages {
+        let disk = image();
+        damage(&disk);
+        let before = disk.now();
+        let refused = open(&disk, true).map(drop).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidData, "{refused}");
+        assert!(refused.to_string().contains(expected), "{refused}");
+        assert!(disk.now() == before, "{expected}: nothing is written");
+        assert!(open(&disk, false).is_ok(), "{expected}");
+    }
+}
+
+#[test]
+fn refcounts_of_a_dirty_image_are_rebuilt() {
+    let disk = image();
+    put(&disk, AT_INCOMPATIBLE as u64, DIRTY);
+    let block = word(&disk.now(), header(&disk, 48) as usize);
+    disk.write_at(&[0, 5, 0, 0, 0, 9], block + 8).unwrap();
+    assert!(open(&disk, false).is_ok() && header(&disk, AT_INCOMPATIBLE) == DIRTY);
+    assert!(keeps_its_data(&disk));
+    assert_eq!(header(&disk, AT_INCOMPATIBLE), 0);
+}
+
+#[test]
+fn autoclear_features_go_before_the_first_write() {
+    let disk = image();
+    put(&disk, AT_AUTOCLEAR as u64, 0b111);
+    let image = open(&disk, true).unwrap();
+    assert_eq!(header(&disk, AT_AUTOCLEAR), 1, "what is not known, when it is opened");
+    image.write(&[1; 512], 0).unwrap();
+    assert_eq!(header(&disk, AT_AUTOCLEAR), 0);
+}
+
+#[test]
+fn the_refcount_table_grows_with_the_image() {
+    let disk = disk(Vec::new());
+    let options = CreateOptions { cluster_size: 512, refcount_order: 6, ..CreateOptions::new(9 << 20) };
+    create(&*disk, &options).unwrap();
+    let before = header(&disk, 48);
+    let content: Vec<u8> = (0..9 << 17u32).flat_map(|word: u64| word.to_be_bytes()).collect();
+    let image = open(&disk, true).unwrap();
+    image.write(&content, 0).unwrap();
+    image.flush().unwrap();
+    assert_ne!(header(&disk, 48), before);
+    drop(image);
+    assert_eq!(check(&*disk).unwrap(), Report::default());
+    let mut read = vec![0; content.len()];
+    open(&disk, false).unwrap().read(&mut read, 0).unwrap();
+    assert!(read == content);
+}
+
+#[test]
+fn a_write_without_room_fails_and_succeeds_once_there_is_room() {
+    let disk = image();
+    let image = open(&disk, true).unwrap();
+    let len_max = disk.len().unwrap();
+    disk.set_faults(Faults { len_max, ..Faults::default() });
+    assert_eq!(image.write(&[1; 64 << 10], 512 << 10).unwrap_err().kind(), ErrorKind::StorageFull);
+    image.flush().unwrap();
+    image.write(&[2; 4096], 0).expect("in place");
+    // Clusters that are discarded make room without anybody's flush.
+    image.discard(CLUSTER, 4 * CLUSTER).unwrap();
+    image.write(&[3; 4096], 600 << 10).unwrap();
+    disk.set_faults(Faults { len_max: u64::MAX, ..Faults::default() });
+    image.write(&[1; 64 << 10], 512 << 10).unwrap();
+    drop(image);
+    assert_eq!(check(&*disk).unwrap(), Report::default());
+}
+
+#[test]
+fn after_a_sync_that_failed_nothing_is_written_any_more() {
+    let disk = image();
+    let image = open(&disk, true).unwrap();
+    image.write(&[1; 512], 512 << 10).unwrap();
+    disk.set_faults(Faults { syncs: 1000, len_max: u64::MAX, ..Faults::default() });
+    assert!(image.flush().is_err() && image.has_failed());
+    disk.set_faults(Faults { len_max: u64::MAX, ..Faults::default() });
+    let before = disk.now();
+    assert!(image.flush().is_err() && image.write(&[1; 512], 0).is_err() && image.discard(0, LEN).is_err());
+    assert!(image.read(&mut [0; 512], 0).is_ok());
+    drop(image);
+    assert!(disk.now() == before);
+}
