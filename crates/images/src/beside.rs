@@ -8,7 +8,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
@@ -149,52 +149,6 @@ fn has_protocol(name: &Path) -> bool {
     bytes.iter().find(|byte| matches!(byte, b':' | b'/')) == Some(&b':')
 }
 
-/// What the header of a qcow2 image says about its backing file.
-#[derive(PartialEq, Eq, Debug)]
-pub(crate) struct Named {
-    /// As it is written there.
-    pub(crate) name: PathBuf,
-    /// `None`: the header does not tell.
-    pub(crate) format: Option<Vec<u8>>,
-}
-
-/// The header extension with the format of the backing file.
-const BACKING_FORMAT: u32 = 0xe279_2aca;
-/// The specification's limit.
-const NAME_LEN_MAX: u32 = 1023;
-/// More extensions than any image has.
-const EXTENSIONS_MAX: usize = 1024;
-
-/// Reads which backing file a qcow2 image names. `None`: it names none.
-pub(crate) fn backing_of(image: &File) -> io::Result<Option<Named>> {
-    let mut header = [0; 104];
-    let len = image.read_at(&mut header, 0)?;
-    let half = |bytes: &[u8]| u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-    let at = u64::from(half(&header[8..])) << 32 | u64::from(half(&header[12..]));
-    if len < 72 || !header.starts_with(b"QFI\xfb") || at == 0 {
-        return Ok(None);
-    }
-    let name_len = half(&header[16..]).min(NAME_LEN_MAX);
-    let mut name = vec![0; name_len as usize];
-    image.read_exact_at(&mut name, at)?;
-    let mut named = Named { name: PathBuf::from(std::ffi::OsString::from_vec(name)), format: None };
-    let mut at = if half(&header[4..]) >= 3 { u64::from(half(&header[100..])) } else { 72 };
-    for _ in 0..EXTENSIONS_MAX {
-        let mut head = [0; 8];
-        if image.read_exact_at(&mut head, at).is_err() || half(&head) == 0 {
-            break;
-        }
-        let len = half(&head[4..]);
-        if half(&head) == BACKING_FORMAT {
-            let mut format = vec![0; len.min(NAME_LEN_MAX) as usize];
-            image.read_exact_at(&mut format, at + 8)?;
-            named.format = Some(format);
-        }
-        at = at.saturating_add(8 + u64::from(len).next_multiple_of(8));
-    }
-    Ok(Some(named))
-}
-
 /// Refuses a backing file that begins as an image when the header does not tell its format: guessing would let who wrote
 /// that file choose what is read.
 pub(crate) fn check_untold(file: &File, path: &Path) -> io::Result<()> {
@@ -269,25 +223,5 @@ mod tests {
         let beside = Beside::new(Path::new("disk.qcow2"), Backing::Beside);
         assert!(beside.open(Path::new("disk.qcow2"), Path::new("Cargo.toml")).is_ok());
         assert!(beside.open(Path::new("disk.qcow2"), Path::new("../images/Cargo.toml")).is_err());
-    }
-
-    #[test]
-    fn the_header_names_the_backing_file_and_its_format() {
-        let mut header = vec![0u8; 160];
-        header[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03");
-        header[103] = 104;
-        let read = |header: &[u8]| {
-            let mut file = tempfile::tempfile().unwrap();
-            io::Write::write_all(&mut file, header).unwrap();
-            backing_of(&file).unwrap()
-        };
-        assert_eq!(read(&header), None);
-        (header[15], header[19]) = (144, 9);
-        header[144..153].copy_from_slice(b"base.qcow");
-        let name = PathBuf::from("base.qcow");
-        assert_eq!(read(&header), Some(Named { name: name.clone(), format: None }));
-        header[104..117].copy_from_slice(b"\xe2\x79\x2a\xca\0\0\0\x05qcow2");
-        assert_eq!(read(&header), Some(Named { name, format: Some(b"qcow2".to_vec()) }));
-        assert_eq!(read(b"no image"), None);
     }
 }

@@ -7,11 +7,9 @@
 //! Images are opened by name and so lie in a folder, one for each input, in memory where there is one.
 
 use crate::pool::{Job, Returns};
-use crate::{Backing, Format, Image, ImageSpec, work};
+use crate::{Backing, CreateOptions, Format, Image, ImageSpec, create_qcow2, work};
 use backends::Backend;
 use block::{Bytes, Cookie, Flags, Op, Tag};
-use imago::qcow2::Qcow2;
-use imago::{FormatCreateBuilder, Storage, StorageCreateOptions};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -49,10 +47,8 @@ fn sound() -> &'static [u8] {
     SOUND.get_or_init(|| {
         let folder = Folder::new();
         let path = folder.0.join("sound");
-        let options = StorageCreateOptions::new().filename(&path);
-        let storage = imago::file::File::create_open(options).expect("a file");
-        let builder = Qcow2::<imago::file::File>::create_builder(storage);
-        builder.size(LEN).cluster_size(512).create().expect("an image");
+        let options = CreateOptions { cluster_size: 512, ..CreateOptions::new(LEN) };
+        create_qcow2(&path, &options).expect("an image");
         let image = open(path.clone(), Format::Qcow2, false).expect("it is sound");
         for at in [0, 512 * 9, LEN - 512] {
             assert_eq!(run(&image, Op::Write, at, 512), 0);

@@ -1,8 +1,8 @@
 //! Whether the files of an image are still as long as they were.
 //!
-//! A file of a format may end within its last cluster, so imago takes what lies past its end for zeroes: bytes of the disk
-//! and entries of tables alike. Of a file that somebody made shorter under us that would be what was written, read back as
-//! zeroes, and new tables written over good ones. We never make one shorter, so whoever finds it so has found that out.
+//! A file of a format may end within its last cluster, so what lies past its end reads as zeroes: bytes of the
+//! disk and entries of tables alike. Of a file that another process made shorter that would be what was written, read back
+//! as zeroes, and new tables written over good ones. We make one shorter only when it is closed.
 //!
 //! Any thread of the image looks, before and after each request: one `fstat` a file. *Invariant:* what was found stays.
 

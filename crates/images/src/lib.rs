@@ -1,5 +1,5 @@
-//! Disk images in qcow2 and vmdk, as a backend. The formats are imago's, but for [`sparse`] vmdk; what is here brings them to
-//! hardware queues.
+//! Disk images in qcow2 and vmdk, as a backend: brings the crate `qcow2`, imago's flat vmdk and [`sparse`] vmdk to hardware
+//! queues.
 //!
 //! An [`Image`] is the shared part: the open image, the lock on its file, and a few threads. A node hands what was asked
 //! of it to those threads, with memory of its own, and is nudged when they are done: so a reactor never waits for an image's
@@ -7,7 +7,7 @@
 //!
 //! What an image names beside itself is opened with care ([`open`]): backing files to be read, nothing else.
 //!
-//! *Invariant:* after a flush that failed, no flush and no write succeeds on this [`Image`]; once a request has
+//! *Invariant:* after a sync that failed, no flush and no write succeeds on this [`Image`]; once a request has
 //! met one of its files made shorter by others, nothing does.
 
 #![forbid(unsafe_code)]
@@ -19,7 +19,6 @@ mod lengths;
 mod node;
 mod open;
 mod pool;
-mod sound;
 mod sparse;
 #[cfg(test)]
 mod tests;
@@ -28,8 +27,9 @@ mod work;
 pub use beside::Backing;
 pub use detect::{Format, container_of, detect};
 pub use node::ImageNode;
-pub use open::ImageError;
+pub use open::{ImageError, create_qcow2};
 pub use pool::Nudge;
+pub use qcow2::CreateOptions;
 
 use backends::{Backend, File};
 use block::{Abilities, Bytes, Fact, Features, QueueLimits, Sectors, UNLIMITED_BYTES};
@@ -37,8 +37,7 @@ use imago::FormatAccess;
 use lengths::Lengths;
 use pool::Pool;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::Arc;
 
 /// The most in one request: what a client may ask for at once.
 const REQUEST_MAX: Bytes = Bytes::mib(32);
@@ -64,7 +63,9 @@ pub struct ImageSpec {
 
 /// An open image in its format.
 pub(crate) enum Content {
-    /// One of imago's.
+    /// The only one that is written.
+    Qcow2(Box<qcow2::Disk>),
+    /// A vmdk with extents beside it.
     Imago(FormatAccess<imago::file::File>),
     /// A vmdk that imago does not read.
     Sparse(sparse::Sparse),
@@ -72,13 +73,11 @@ pub(crate) enum Content {
 
 /// What the threads work on.
 pub(crate) struct Access {
-    /// Discards want it alone.
-    image: RwLock<Content>,
-    failed: AtomicBool,
-    /// One flush at a time: the kernel reports a lost write to one sync of an open file only.
-    flushing: Mutex<()>,
+    content: Content,
     lengths: Lengths,
     read_only: bool,
+    /// Keeps the lock until the content is closed.
+    file: Arc<File>,
 }
 
 /// An open image: the part that all queues share.
@@ -90,8 +89,6 @@ pub struct Image {
     backing: Vec<PathBuf>,
     access: Arc<Access>,
     pool: Pool,
-    /// Keeps the lock.
-    file: Arc<File>,
 }
 
 impl std::fmt::Debug for Image {
@@ -109,6 +106,13 @@ impl Image {
     /// What was asked for.
     pub fn spec(&self) -> &ImageSpec {
         &self.spec
+    }
+}
+
+impl Drop for Image {
+    /// Most of what is left is written here, and not where a queue may be the last to drop the pool.
+    fn drop(&mut self) {
+        self.access.write_back();
     }
 }
 
@@ -144,8 +148,7 @@ impl Backend for Image {
             dma_alignment: 3,
             max_write_zeroes_sectors: if self.read_only { Sectors(0) } else { CLEAR_MAX.sectors() },
             max_hw_discard_sectors: if self.read_only { Sectors(0) } else { CLEAR_MAX.sectors() },
-            // A cluster, in nearly all images.
-            discard_granularity: Bytes(if self.read_only { 0 } else { 65536 }),
+            discard_granularity: if self.read_only { Bytes::ZERO } else { self.access.cluster_size() },
             ..QueueLimits::default()
         };
         let checked = limits.validate();
@@ -154,7 +157,7 @@ impl Backend for Image {
     }
 
     fn deleted(&self) -> Vec<PathBuf> {
-        let own = self.file.deleted().into_iter();
+        let own = self.access.file.deleted().into_iter();
         // Of what is under it only the names are known here.
         own.chain(self.backing.iter().filter(|path| matches!(path.try_exists(), Ok(false))).cloned())
             .collect()
@@ -182,7 +185,7 @@ impl Backend for Image {
                 "one of its files was made shorter: it is refused until it is opened anew".to_owned(),
             ));
         }
-        if self.access.failed.load(Ordering::Acquire) {
+        if self.access.has_failed() {
             facts.push(("failed", "a flush failed: writes are refused until it is opened anew".to_owned()));
         }
         facts

@@ -11,16 +11,20 @@ use backends::{Direct, File, FileSpec, OpenError};
 use block::Bytes;
 use imago::file::File as Storage;
 use imago::format::gate::ImplicitOpenGate;
-use imago::qcow2::Qcow2;
 use imago::vmdk::Vmdk;
 use imago::{FormatAccess, FormatDriverBuilder, Storage as _, StorageOpenOptions};
+use qcow2::CreateOptions;
+use std::ffi::OsString;
 use std::io::{self, Read};
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Images under an image at most.
 const BACKING_MAX: usize = 16;
+
+/// Bytes of L2 tables in memory for each backing file.
+const BACKING_CACHE_LEN: u64 = 8 << 20;
 
 /// Why an image cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -29,12 +33,14 @@ pub enum ImageError {
     #[error(transparent)]
     File(#[from] OpenError),
     /// What is in it.
-    #[error("opening {} as {format} failed: {source}{}", path.display(), hint(source))]
+    #[error("opening {} as {format} failed: {source}{}", path.display(), hint(source, *writable))]
     Format {
         /// The image.
         path: PathBuf,
         /// What it was taken for.
         format: Format,
+        /// It was to be written.
+        writable: bool,
         /// What is wrong.
         source: io::Error,
     },
@@ -46,12 +52,15 @@ pub enum ImageError {
     Threads(#[source] io::Error),
 }
 
-fn hint(source: &io::Error) -> &'static str {
+fn hint(source: &io::Error, writable: bool) -> &'static str {
     match source.kind() {
         io::ErrorKind::Unsupported => " (convert it with qemu-img, to qcow2 for example)",
         // What to do is in the message.
         io::ErrorKind::PermissionDenied => "",
         io::ErrorKind::NotFound => " (bring the files that it names, or rebase it with qemu-img)",
+        io::ErrorKind::InvalidData if writable => {
+            " (qemu-img check -r all may mend it; ro serves what can be read, format=raw the file as it is)"
+        }
         _ => " (qemu-img check says more; format=raw serves the file as it is)",
     }
 }
@@ -70,40 +79,48 @@ impl Image {
             share: spec.share,
             ..FileSpec::new(&spec.path)
         })?;
-        let wrong = |source| ImageError::Format { path: spec.path.clone(), format: spec.format, source };
+        let wrong = |source| ImageError::Format {
+            path: spec.path.clone(),
+            format: spec.format,
+            writable: !read_only,
+            source,
+        };
         let gate = Gate::new(spec);
-        let image = open_format(spec, read_only, &gate).map_err(wrong)?;
-        let size = Bytes(image.size()).align_down(512);
+        let content = open_format(spec, read_only, &gate).map_err(wrong)?;
+        let size = Bytes(content.size()).align_down(512);
         if size == Bytes::ZERO || size.0 > i64::MAX as u64 {
             return Err(ImageError::Empty(spec.path.clone()));
         }
         let backing = gate.opened();
         let paths = std::iter::once(&spec.path).chain(&backing).map(PathBuf::as_path);
-        let access = Arc::new(Access {
-            lengths: Lengths::of(paths).map_err(wrong)?,
-            image: RwLock::new(image),
-            failed: AtomicBool::new(false),
-            flushing: Mutex::default(),
-            read_only,
-        });
+        let lengths = Lengths::of(paths).map_err(wrong)?;
+        let access = Arc::new(Access { content, lengths, read_only, file });
         let pool = Pool::start(access.clone()).map_err(ImageError::Threads)?;
-        Ok(Arc::new(Image { spec: spec.clone(), size, read_only, backing, access, pool, file }))
+        Ok(Arc::new(Image { spec: spec.clone(), size, read_only, backing, access, pool }))
     }
 }
 
+/// Create a qcow2 image in a file that must not exist yet.
+///
+/// # Errors
+/// The file exists or cannot be written, or the options make no sense together; the message says which.
+pub fn create_qcow2(path: &Path, options: &CreateOptions) -> io::Result<()> {
+    let file = std::fs::File::options().read(true).write(true).create_new(true).open(path)?;
+    qcow2::create(&file, options).inspect_err(|_| {
+        // Nobody has seen it.
+        let _ = std::fs::remove_file(path);
+    })
+}
+
 fn open_format(spec: &ImageSpec, read_only: bool, gate: &Gate) -> io::Result<Content> {
-    let options = StorageOpenOptions::new().filename(&spec.path).write(!read_only);
-    let storage = Storage::open(options)?;
     match spec.format {
         Format::Qcow2 => {
-            crate::sound::check_header(&spec.path)?;
-            if !read_only {
-                crate::sound::check(&spec.path)?;
-            }
-            let builder = Qcow2::<Storage>::builder(storage).write(!read_only);
-            Ok(Content::Imago(FormatAccess::new(builder.open(gate.clone())?)))
+            let file = std::fs::File::options().read(true).write(!read_only).open(&spec.path)?;
+            let options = qcow2::Options { writable: !read_only, ..qcow2::Options::default() };
+            Ok(Content::Qcow2(Box::new(gate.open_qcow2(file, &spec.path, options)?)))
         }
         Format::Vmdk => {
+            let storage = Storage::open(StorageOpenOptions::new().filename(&spec.path).write(false))?;
             let mut head = [0; 4];
             let read = std::fs::File::open(&spec.path).and_then(|mut file| file.read_exact(&mut head));
             if read.is_ok() && &head == sparse::MAGIC {
@@ -120,77 +137,137 @@ fn open_format(spec: &ImageSpec, read_only: bool, gate: &Gate) -> io::Result<Con
     }
 }
 
+/// A raw backing file.
+struct RawSource {
+    file: std::fs::File,
+    len: u64,
+}
+
+impl qcow2::Source for RawSource {
+    fn size(&self) -> u64 {
+        self.len
+    }
+
+    fn read(&self, into: &mut [u8], at: u64) -> io::Result<()> {
+        qcow2::Storage::read_at(&self.file, into, at)
+    }
+
+    fn mapping(&self, _: u64, len: u64) -> io::Result<(bool, u64)> {
+        Ok((false, len))
+    }
+}
+
 /// Decides what an image may open beside itself.
 #[derive(Clone)]
 struct Gate {
     opened: Arc<Mutex<Vec<PathBuf>>>,
     beside: Arc<Beside>,
-    /// The image whose names are followed: the one that is served, or one under it.
-    naming: PathBuf,
-    format: Format,
+    /// The image that is served.
+    served: PathBuf,
 }
 
 impl Gate {
     fn new(spec: &ImageSpec) -> Gate {
-        Gate {
-            opened: Arc::default(),
-            beside: Arc::new(Beside::new(&spec.path, spec.backing.clone())),
-            naming: spec.path.clone(),
-            format: spec.format,
-        }
+        let beside = Arc::new(Beside::new(&spec.path, spec.backing.clone()));
+        Gate { opened: Arc::default(), beside, served: spec.path.clone() }
     }
 
     fn opened(&self) -> Vec<PathBuf> {
         self.opened.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Opens the file that the image names. `path`: the name as imago resolved it.
-    fn open_named(&self, path: &Path) -> io::Result<PathBuf> {
-        if self.format != Format::Qcow2 {
-            // Its extents hold the data.
-            let name = self.naming.parent().and_then(|folder| path.strip_prefix(folder).ok()).unwrap_or(path);
-            return self.beside.open(&self.naming, name).map(|(_, path)| path);
+    /// Opens the file that an image names, to be read.
+    fn open_named(&self, naming: &Path, name: &Path) -> io::Result<(std::fs::File, PathBuf)> {
+        let (file, path) = self.beside.open(naming, name)?;
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        if opened.len() == BACKING_MAX {
+            return Err(refused(format!("more than {BACKING_MAX} files stand under it")));
         }
-        let image = std::fs::File::open(&self.naming)?;
-        let named = beside::backing_of(&image)?.ok_or_else(|| refused("a file without a name".into()))?;
-        let (file, path) = self.beside.open(&self.naming, &named.name)?;
-        if named.format.is_none() {
-            beside::check_untold(&file, &path)?;
-        }
-        Ok(path)
+        opened.push(path.clone());
+        Ok((file, path))
     }
+
+    /// Opens a qcow2 image, and what stands under it.
+    fn open_qcow2(
+        &self,
+        file: std::fs::File,
+        path: &Path,
+        options: qcow2::Options,
+    ) -> io::Result<qcow2::Disk> {
+        let storage = Arc::new(file);
+        let names = qcow2::names(&*storage)?;
+        let backing = match names.backing {
+            Some(name) => {
+                let name = PathBuf::from(OsString::from_vec(name));
+                let (file, path) = self.open_named(path, &name)?;
+                Some(self.open_backing(file, &path, names.format.as_deref())?)
+            }
+            None => None,
+        };
+        qcow2::Disk::open(storage, backing, options)
+    }
+
+    fn open_backing(
+        &self,
+        file: std::fs::File,
+        path: &Path,
+        format: Option<&[u8]>,
+    ) -> io::Result<Box<dyn qcow2::Source>> {
+        match format {
+            Some(b"qcow2") => {
+                let options = qcow2::Options { l2_cache_len: BACKING_CACHE_LEN, ..qcow2::Options::default() };
+                let image = self.open_qcow2(file, path, options);
+                Ok(Box::new(image.map_err(|error| in_backing(path, error))?))
+            }
+            Some(b"raw") | None => {
+                if format.is_none() {
+                    beside::check_untold(&file, path)?;
+                }
+                let len = file.metadata()?.len();
+                Ok(Box::new(RawSource { file, len }))
+            }
+            Some(other) => {
+                let (path, format) = (path.display(), String::from_utf8_lossy(other));
+                let why = format!(
+                    "its backing file {path} has the format {}, and only qcow2 and raw are read",
+                    format.escape_default()
+                );
+                Err(io::Error::new(io::ErrorKind::Unsupported, why))
+            }
+        }
+    }
+}
+
+/// Adds the name of a backing file to what is wrong with it, once.
+fn in_backing(path: &Path, error: io::Error) -> io::Error {
+    if error.kind() == io::ErrorKind::PermissionDenied || error.to_string().starts_with("its backing file") {
+        return error;
+    }
+    io::Error::new(error.kind(), format!("its backing file {}: {error}", path.display()))
 }
 
 fn refused(why: String) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
+/// For vmdk, whose extents hold the data.
 impl ImplicitOpenGate<Storage> for Gate {
     fn open_format<F: FormatDriverBuilder<Storage>>(
         &mut self,
         builder: F,
     ) -> io::Result<FormatAccess<Storage>> {
-        let naming = builder.get_image_path().ok_or_else(|| refused("an image without a name".into()))?;
-        let gate = Gate { naming, ..self.clone() };
-        Ok(FormatAccess::new(builder.write(false).open(gate)?))
+        Ok(FormatAccess::new(builder.write(false).open(self.clone())?))
     }
 
     fn open_storage(&mut self, options: StorageOpenOptions) -> io::Result<Storage> {
         let path = options.get_filename().ok_or_else(|| refused("a file without a name".into()))?.to_owned();
         if options.get_writable() {
-            return Err(refused(format!(
-                "its data is in another file, {}, which is not opened (convert it with qemu-img)",
-                path.display()
-            )));
+            let why =
+                format!("its data is in another file, {}, which is not opened to be written", path.display());
+            return Err(refused(why));
         }
-        let path = self.open_named(&path)?;
-        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
-        if opened.len() == BACKING_MAX {
-            return Err(refused(format!("more than {BACKING_MAX} files stand under it")));
-        }
-        crate::sound::check_header(&path)?;
-        opened.push(path.clone());
-        drop(opened);
+        let name = self.served.parent().and_then(|folder| path.strip_prefix(folder).ok()).unwrap_or(&path);
+        let (_, path) = self.open_named(&self.served, name)?;
         Storage::open(options.filename(path))
     }
 }

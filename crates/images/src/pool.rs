@@ -6,12 +6,17 @@ use block::{Bytes, Cookie, Flags, Op};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Lets the queue of a node take a turn. May be called on any thread, at any time.
 pub type Nudge = Arc<dyn Fn() + Send + Sync>;
 
 /// How many there are for an image: as many as work at the same time on a few disks, and cheap when idle.
 pub(crate) const THREADS: usize = 4;
+
+/// An image that rests that long is flushed.
+const WRITE_BACK_AFTER: Duration = Duration::from_secs(5);
 
 /// A request with memory of its own.
 pub(crate) struct Job {
@@ -69,16 +74,24 @@ struct Shared {
     work: Condvar,
 }
 
-/// The way to the threads. They end when the last of these is gone, after what was handed over.
+/// The way to the threads. They end when the last of these is gone, after what was handed over; whoever drops it waits for
+/// that, so that the image is closed and its lock is gone.
 #[derive(Clone)]
 pub(crate) struct Pool(Arc<Stopper>);
 
-struct Stopper(Arc<Shared>);
+struct Stopper {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
 
 impl Drop for Stopper {
     fn drop(&mut self) {
-        lock(&self.0.state).stop = true;
-        self.0.work.notify_all();
+        lock(&self.shared.state).stop = true;
+        self.shared.work.notify_all();
+        for thread in self.threads.drain(..) {
+            // One that panicked has nothing left to do.
+            let _ = thread.join();
+        }
     }
 }
 
@@ -86,17 +99,19 @@ impl Pool {
     /// Start them.
     pub(crate) fn start(access: Arc<Access>) -> io::Result<Pool> {
         let shared = Arc::new(Shared { state: Mutex::default(), work: Condvar::new() });
-        let pool = Pool(Arc::new(Stopper(shared.clone())));
+        // Dropped on an error, it stops those that were started.
+        let mut stopper = Stopper { shared: shared.clone(), threads: Vec::new() };
         for _ in 0..THREADS {
             let (shared, access) = (shared.clone(), access.clone());
-            std::thread::Builder::new().name("image".into()).spawn(move || serve(&shared, &access))?;
+            let thread = std::thread::Builder::new().name("image".into());
+            stopper.threads.push(thread.spawn(move || serve(&shared, &access))?);
         }
-        Ok(pool)
+        Ok(Pool(Arc::new(stopper)))
     }
 
     /// Hand over all of these.
     pub(crate) fn submit(&self, jobs: &mut Vec<Job>) {
-        let shared = &self.0.0;
+        let shared = &self.0.shared;
         let mut state = lock(&shared.state);
         let wake = state.idle.min(jobs.len());
         state.jobs.extend(jobs.drain(..));
@@ -113,8 +128,22 @@ fn serve(shared: &Shared, access: &Access) {
                 return;
             }
             state.idle += 1;
-            state = shared.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            // The last to be idle sees to what would be lost with this process.
+            let keeps = state.idle == THREADS && access.has_changes();
+            let rested;
+            (state, rested) = if keeps {
+                let waited = shared.work.wait_timeout(state, WRITE_BACK_AFTER);
+                let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+                (state, timeout.timed_out())
+            } else {
+                (shared.work.wait(state).unwrap_or_else(PoisonError::into_inner), false)
+            };
             state.idle -= 1;
+            if rested && state.jobs.is_empty() {
+                drop(state);
+                access.write_back();
+                state = lock(&shared.state);
+            }
             continue;
         };
         drop(state);

@@ -1,20 +1,16 @@
 //! Images that anyone may have damaged: whatever they hold, opening and reading them ends, with an answer or an error.
 
 use crate::pool::{Job, Returns};
-use crate::{Backing, Format, Image, ImageError, ImageSpec, work};
+use crate::{Backing, CreateOptions, Format, Image, ImageError, ImageSpec, create_qcow2, work};
 use backends::Backend;
 use block::{Bytes, Cookie, Flags, Op, Tag};
-use imago::qcow2::Qcow2;
-use imago::{FormatCreateBuilder, Storage, StorageCreateOptions};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const LEN: u64 = 4 << 20;
 
 fn create(path: &Path) {
-    let options = StorageCreateOptions::new().filename(path);
-    let storage = imago::file::File::create_open(options).expect("a file");
-    Qcow2::<imago::file::File>::create_builder(storage).size(LEN).create().expect("an image");
+    create_qcow2(path, &CreateOptions::new(LEN)).expect("an image");
 }
 
 fn open(path: PathBuf, read_only: bool) -> Result<Arc<Image>, ImageError> {
@@ -94,10 +90,8 @@ fn an_image_whose_backing_file_was_cut_under_us_fails() {
     let folder = tempfile::tempdir().expect("a folder");
     let (path, under) = (folder.path().join("disk.qcow2"), folder.path().join("under.raw"));
     std::fs::write(&under, vec![5; LEN as usize]).expect("a file");
-    let options = StorageCreateOptions::new().filename(&path);
-    let storage = imago::file::File::create_open(options).expect("a file");
-    let builder = Qcow2::<imago::file::File>::create_builder(storage).size(LEN);
-    builder.backing("under.raw".into(), "raw".into()).create().expect("an image");
+    let backing = Some((b"under.raw".to_vec(), b"raw".to_vec()));
+    create_qcow2(&path, &CreateOptions { backing, ..CreateOptions::new(LEN) }).expect("an image");
     let image = open(path, false).expect("an image");
     let read = || run(&image, Op::Read, Flags::NONE, 3 << 20, vec![0; 512], 512);
     assert_eq!(read(), (0, vec![5; 512]));
@@ -108,27 +102,6 @@ fn an_image_whose_backing_file_was_cut_under_us_fails() {
         .set_len(1 << 20)
         .expect("it can be cut");
     assert_eq!(read().0, -i64::from(libc::EIO));
-}
-
-#[test]
-fn a_flush_that_waited_for_one_that_failed_fails() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("disk.qcow2");
-    create(&path);
-    let image = open(path, false).expect("an image");
-    let (access, began) = (&image.access, std::sync::Barrier::new(2));
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let failing = work::sync_alone(access, || {
-                began.wait();
-                Err(std::io::ErrorKind::StorageFull.into())
-            });
-            assert!(failing.is_err());
-        });
-        began.wait();
-        // The kernel would say nothing of the loss to this one.
-        assert!(work::sync_alone(access, || Ok(())).is_err());
-    });
 }
 
 #[test]

@@ -3,17 +3,14 @@
 use crate::pool::Job;
 use crate::{Access, Content};
 use block::{Bytes, Extent, Flags, Op};
-use imago::{FormatAccess, Mapping};
+use imago::Mapping;
 use std::io;
-use std::sync::PoisonError;
-use std::sync::atomic::Ordering;
-
-type Image = FormatAccess<imago::file::File>;
 
 impl Content {
     /// Bytes of the disk.
     pub(crate) fn size(&self) -> u64 {
         match self {
+            Content::Qcow2(disk) => disk.size(),
             Content::Imago(image) => image.size(),
             Content::Sparse(image) => image.size(),
         }
@@ -22,6 +19,7 @@ impl Content {
     /// Whether zeroes are read there because nothing is stored, and for how long it is so.
     fn mapping(&self, offset: u64, len: u64) -> io::Result<(bool, u64)> {
         match self {
+            Content::Qcow2(disk) => disk.mapping(offset, len),
             Content::Imago(image) => {
                 let (mapping, len) = image.get_mapping(offset, len)?;
                 Ok((matches!(mapping, Mapping::Zero { .. }), len))
@@ -29,18 +27,61 @@ impl Content {
             Content::Sparse(image) => image.mapping(offset, len),
         }
     }
+
+    fn read(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
+        match self {
+            Content::Qcow2(disk) => disk.read(into, offset),
+            Content::Imago(image) => image.read(into, offset),
+            Content::Sparse(image) => image.read(into, offset),
+        }
+    }
+}
+
+impl Access {
+    fn qcow2(&self) -> Option<&qcow2::Disk> {
+        if let Content::Qcow2(disk) = &self.content { Some(disk) } else { None }
+    }
+
+    /// Whether a flush failed for good.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.qcow2().is_some_and(qcow2::Disk::has_failed)
+    }
+
+    /// Whether a kill would lose tables that are only in memory.
+    pub(crate) fn has_changes(&self) -> bool {
+        self.qcow2().is_some_and(qcow2::Disk::has_changes)
+    }
+
+    /// What can be discarded.
+    pub(crate) fn cluster_size(&self) -> Bytes {
+        Bytes(self.qcow2().map_or(65536, qcow2::Disk::cluster_size))
+    }
+
+    /// Flush what nobody asked to be flushed yet.
+    pub(crate) fn write_back(&self) {
+        let Some(disk) = self.qcow2().filter(|disk| disk.has_changes() && !disk.has_failed()) else { return };
+        if let Err(error) = self.check_lengths().and_then(|()| disk.flush()) {
+            tracing::warn!("writing back the tables of an image failed: {error}");
+        }
+    }
+
+    /// Whether all files are as long as they were. Otherwise nothing is written any more, at the end neither.
+    fn check_lengths(&self) -> io::Result<()> {
+        self.lengths.check().inspect_err(|_| {
+            if let Some(disk) = self.qcow2() {
+                disk.give_up();
+            }
+        })
+    }
 }
 
 /// Do it: 0, or a negative errno.
 pub(crate) fn run(access: &Access, job: &mut Job) -> i64 {
-    let writes = job.op.is_write();
-    if (writes && access.read_only)
-        || ((writes || job.op == Op::Flush) && access.failed.load(Ordering::Acquire))
-    {
+    if job.op.is_write() && access.read_only {
         return -i64::from(libc::EIO);
     }
     // Before, so that nothing is written by tables that are gone; after, so that nothing is read out of what is.
-    let check = || access.lengths.check();
+    let check = || access.check_lengths();
     match check().and_then(|()| perform(access, job)).and_then(|()| check()) {
         Ok(()) => 0,
         Err(error) => -i64::from(errno(&error)),
@@ -49,48 +90,21 @@ pub(crate) fn run(access: &Access, job: &mut Job) -> i64 {
 
 fn perform(access: &Access, job: &mut Job) -> io::Result<()> {
     let (offset, len) = (job.offset.0, job.len.0);
-    if job.op == Op::Discard {
-        let mut image = access.image.write().unwrap_or_else(PoisonError::into_inner);
-        let Content::Imago(image) = &mut *image else { return Err(io::ErrorKind::Unsupported.into()) };
-        match image.discard_to_zero(offset, len) {
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
-            other => other?,
-        }
-        return if job.flags.has(Flags::FUA) { flush(access, image) } else { Ok(()) };
+    match job.op {
+        Op::Read => return access.content.read(&mut job.memory[..], offset),
+        Op::Extents => return extents(&access.content, job),
+        _ => {}
     }
-    let image = access.image.read().unwrap_or_else(PoisonError::into_inner);
-    if job.op == Op::Extents {
-        return extents(&image, job);
+    // The others are only read: there is nothing to flush, and what writes was refused before.
+    let Some(disk) = access.qcow2() else { return Ok(()) };
+    match job.op {
+        Op::Write => disk.write(&job.memory[..], offset)?,
+        Op::WriteZeroes => disk.write_zeroes(offset, len, job.flags.has(Flags::NO_UNMAP))?,
+        Op::Discard => disk.discard(offset, len)?,
+        Op::Flush => return disk.flush(),
+        _ => return Ok(()),
     }
-    match (&*image, job.op) {
-        (Content::Sparse(image), Op::Read) => image.read(&mut job.memory[..], offset),
-        // It is only read: there is nothing to flush, and what writes was refused before.
-        (Content::Sparse(_), _) => Ok(()),
-        (Content::Imago(image), op) => {
-            match op {
-                Op::Read => image.read(&mut job.memory[..], offset)?,
-                Op::Write => image.write(&job.memory[..], offset)?,
-                Op::WriteZeroes => image.write_zeroes(offset, len)?,
-                Op::Flush => return flush(access, image),
-                _ => return Ok(()),
-            }
-            if op.is_write() && job.flags.has(Flags::FUA) { flush(access, image) } else { Ok(()) }
-        }
-    }
-}
-
-/// Its tables, then all of it, onto stable storage. What failed once is not tried again: the kernel would forget it.
-fn flush(access: &Access, image: &Image) -> io::Result<()> {
-    sync_alone(access, || image.flush().and_then(|()| image.sync()))
-}
-
-/// Sync, alone. Of two that run together one may be told of the other's loss.
-pub(crate) fn sync_alone(access: &Access, sync: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-    let _alone = access.flushing.lock().unwrap_or_else(PoisonError::into_inner);
-    if access.failed.load(Ordering::Acquire) {
-        return Err(io::ErrorKind::Other.into());
-    }
-    sync().inspect_err(|_| access.failed.store(true, Ordering::Release))
+    if job.flags.has(Flags::FUA) { disk.flush() } else { Ok(()) }
 }
 
 /// Records of how the range is backed, as many as there is room for.
