@@ -2,7 +2,7 @@
 //! snapshots, for which it copies from its first write on.
 
 use super::{DeviceSpec, Problem, Topology};
-use crate::spec::StackSpec;
+use crate::spec::{LineSpec, StackSpec};
 
 impl Topology {
     /// Devices of this topology that the table of one of them names.
@@ -11,8 +11,8 @@ impl Topology {
             StackSpec::Table(table) => Some(table),
             _ => None,
         };
-        let words = table.into_iter().flat_map(|table| table.words());
-        words.filter_map(|word| {
+        let lines = table.into_iter().flat_map(|table| &table.lines);
+        lines.flat_map(may_name_devices).filter_map(|word| {
             let name = word.strip_prefix("/dev/mapper/").unwrap_or(&word);
             self.devices.iter().position(|other| other.name.as_str() == name)
         })
@@ -75,6 +75,18 @@ impl Topology {
         }
         None
     }
+}
+
+/// The arguments of a line without those that are keywords wherever devices stand, whatever devices are called: the kind of a
+/// mirror's log (`core`, `disk`), how a snapshot keeps its store (`P`, `PO`, `N`) and what follows.
+fn may_name_devices(line: &LineSpec) -> Vec<String> {
+    let mut words = line.words();
+    match line.kind.as_str() {
+        "mirror" if !words.is_empty() => drop(words.remove(0)),
+        "snapshot" => words.truncate(2),
+        _ => {}
+    }
+    words
 }
 
 /// What the lines of a kind begin with.

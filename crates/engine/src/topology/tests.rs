@@ -193,3 +193,18 @@ fn an_origin_comes_behind_its_snapshots() {
     let order: Vec<&str> = topology.in_order().iter().map(|device| device.name.as_str()).collect();
     assert_eq!(order, ["other", "snap", "base"]);
 }
+
+#[test]
+fn a_device_may_be_named_like_a_keyword_of_its_table() {
+    let tables = [
+        ("disk", "0 64 mirror disk 2 log.img 8 2 a.img 0 b.img 0"),
+        ("P", "0 64 snapshot a.img b.img P 8"),
+        ("a", "0 64 mirror core 1 8 2 b.img 0 c.img 0"),
+    ];
+    for (name, table) in tables {
+        let topology = parse(&format!("[device.{name}]\ntable = \"{table}\"\n")).unwrap();
+        assert_eq!(topology.circles(), [], "{name}");
+    }
+    let topology = parse("[device.disk]\ntable = \"0 64 mirror core 1 8 2 disk 0 c.img 0\"\n").unwrap();
+    assert_eq!(topology.circles().len(), 1);
+}
