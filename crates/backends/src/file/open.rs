@@ -12,6 +12,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -388,9 +389,16 @@ fn create(spec: &FileSpec) -> Result<(fs::File, bool), OpenError> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create_new(true).mode(0o666);
     let handle = options.open(&spec.path).map_err(|error| OpenError::call("creating", spec, error))?;
-    if let Err(error) = handle.set_len(spec.size.map_or(0, |size| size.0)) {
+    // Durable before the device is: a file that is shorter after a power cut is refused the next time.
+    let sized = handle.set_len(spec.size.map_or(0, |size| size.0)).and_then(|()| handle.sync_all());
+    if let Err(error) = sized {
         let _ = fs::remove_file(&spec.path);
         return Err(OpenError::call("sizing", spec, error));
+    }
+    let folder = spec.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if let Ok(folder) = fs::File::open(folder.unwrap_or(Path::new("."))) {
+        // Some file systems cannot sync a folder: then nothing more can be done for the file's name.
+        let _ = folder.sync_all();
     }
     Ok((handle, true))
 }
