@@ -8,6 +8,7 @@ use super::kills::read_all;
 use super::load::{Disk, Mix, Outcome, drive};
 use super::options::Options;
 use super::recorder::{Recorder, Recording};
+use super::rounds::{Round, over_stores};
 use super::stores::{Setup, Store};
 use super::story::{Harm, Promise, SECTOR, stamp};
 use crate::peer::Peer;
@@ -17,8 +18,7 @@ use sim::Rng;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// States that one server serves at a time.
 const BATCH: usize = 8;
@@ -31,53 +31,18 @@ const CANARY_DROPS: u64 = 3;
 
 /// Verifies `count` crash states.
 pub fn run(options: &Options) -> Tally {
-    let stores = options.stores();
-    let (next, total) = (AtomicU64::new(0), Mutex::new(Tally::default()));
-    let rounds = options.count.div_ceil(options.each);
-    std::thread::scope(|scope| {
-        for _ in 0..options.workers {
-            scope.spawn(|| {
-                loop {
-                    let round = next.fetch_add(1, Relaxed);
-                    if round >= rounds || options.is_over() {
-                        break;
-                    }
-                    let seed = options.seed.wrapping_add(round);
-                    let store = stores[(seed % stores.len() as u64) as usize];
-                    let mut tally = Tally::default();
-                    for figure in ["states", "lost", "wrong", "refused", "panics"] {
-                        tally.count(figure, 0);
-                    }
-                    let states = options.each.min(options.count - round * options.each);
-                    let replay = format!("cuts --store={} --seed={seed} --count={states}", store.name());
-                    let work = || one(options, store, seed, states, &replay, &mut tally);
-                    if let Err(why) = super::guarded(work) {
-                        tally.find("broken", format!("{replay}: {why}"));
-                    }
-                    let mut total = total.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                    total.add(tally);
-                }
-            });
-        }
-    });
-    total.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
+    over_stores("cuts", options, options.each, &["states", "lost", "wrong", "refused", "panics"], one)
 }
 
-fn one(
-    options: &Options,
-    store: Store,
-    seed: u64,
-    states: u64,
-    replay: &str,
-    tally: &mut Tally,
-) -> Result<(), String> {
+fn one(round: &Round<'_>, tally: &mut Tally) -> Result<(), String> {
+    let Round { options, store, seed, count: states, ref replay } = *round;
     let mut rng = Rng::new(seed);
     let setup = Setup::draw(store, &mut rng);
     let scratch = options.scratch().map_err(|why| why.to_string())?;
     let clock = Clock::default();
     let disks = setup.disks(&clock);
-    let (recording, ready) =
-        record(options, &setup, &disks, scratch.path(), &clock, &mut rng, replay, tally)?;
+    let stage = Stage { round, setup: &setup, disks: &disks, scratch: scratch.path(), clock: &clock };
+    let (recording, ready) = stage.record(&mut rng, tally)?;
     let verifier = Verifier { setup: &setup, disks: &disks, replay };
     let (end, boundaries) = (clock.now() + 1, recording.sync_boundaries());
     let boundaries: Vec<u64> = boundaries.into_iter().filter(|at| *at > ready).collect();
@@ -104,84 +69,91 @@ fn one(
     Ok(())
 }
 
-/// Runs the load; the recording, and the tick at which the server was ready.
-#[expect(clippy::too_many_arguments, reason = "what a round is made of")]
-fn record(
-    options: &Options,
-    setup: &Setup,
-    disks: &[Disk],
-    scratch: &Path,
-    clock: &Clock,
-    rng: &mut Rng,
-    replay: &str,
-    tally: &mut Tally,
-) -> Result<(Recording, u64), String> {
-    let recorder = Recorder::mount(&scratch.join("m"), clock.clone()).map_err(|why| why.to_string())?;
-    recorder.set_uncached(rng.chance(300));
-    setup.prepare(recorder.path()).map_err(|why| why.to_string())?;
-    recorder.begin();
-    recorder.set_delay(*rng.pick(&[0, 3, 10]));
-    if options.canary {
-        recorder.set_dropped_syncs(CANARY_DROPS);
-    }
-    let (dir, socket) = (scratch.join("d"), scratch.join("s"));
-    std::fs::create_dir_all(&dir).map_err(|why| why.to_string())?;
-    let topology = dir.join("t.toml");
-    let text = setup.alone(recorder.path(), &socket);
-    std::fs::write(&topology, text).map_err(|why| why.to_string())?;
-    let mut daemon = Daemon::start(&dir, &["up", &topology.to_string_lossy()], setup.devices.len())
-        .map_err(|refusal| format!("it was not served: {}", tail(&refusal.log)))?;
-    let ready = clock.now() + 1;
-    let outcome = load(setup, disks, &socket, &dir, rng)?;
-    for wrong in outcome.wrong {
-        tally.find("wrong", format!("{replay}: {}: {wrong}", setup.about));
-    }
-    if let Some(bad) = daemon.complaint() {
-        tally.find("panics", format!("{replay}: {bad}"));
-    }
-    tally.count("requests", outcome.answered);
-    tally.count("errors", outcome.errors);
-    if rng.chance(300) {
-        daemon.terminate();
-    }
-    daemon.kill();
-    Ok((recorder.recording(), ready))
+/// What a round is recorded on.
+struct Stage<'a> {
+    round: &'a Round<'a>,
+    setup: &'a Setup,
+    disks: &'a [Disk],
+    scratch: &'a Path,
+    clock: &'a Clock,
 }
 
-fn load(setup: &Setup, disks: &[Disk], socket: &Path, dir: &Path, rng: &mut Rng) -> Result<Outcome, String> {
-    let mut writers = Vec::new();
-    for (device, disk) in setup.devices.iter().zip(disks) {
-        for _ in 0..CONNECTIONS {
-            let peer = Peer::with(socket, Wish::new(device.name)).map_err(|why| why.to_string())?;
-            writers.push((disk, peer, rng.fork()));
+impl Stage<'_> {
+    /// Runs the load; returns the recording, and the tick at which the server was ready.
+    fn record(&self, rng: &mut Rng, tally: &mut Tally) -> Result<(Recording, u64), String> {
+        let Stage { round, setup, scratch, clock, .. } = *self;
+        let recorder = Recorder::mount(&scratch.join("m"), clock.clone()).map_err(|why| why.to_string())?;
+        recorder.set_uncached(rng.chance(300));
+        setup.prepare(recorder.path()).map_err(|why| why.to_string())?;
+        recorder.begin();
+        recorder.set_delay(*rng.pick(&[0, 3, 10]));
+        if round.options.canary {
+            recorder.set_dropped_syncs(CANARY_DROPS);
         }
+        let (dir, socket) = (scratch.join("d"), scratch.join("s"));
+        std::fs::create_dir_all(&dir).map_err(|why| why.to_string())?;
+        let topology = dir.join("t.toml");
+        let text = setup.alone(recorder.path(), &socket);
+        std::fs::write(&topology, text).map_err(|why| why.to_string())?;
+        let mut daemon = Daemon::start(&dir, &["up", &topology.to_string_lossy()], setup.devices.len())
+            .map_err(|refusal| format!("it was not served: {}", tail(&refusal.log)))?;
+        let ready = clock.now() + 1;
+        let outcome = self.load(&socket, &dir, rng)?;
+        let words = |what: &str| format!("{} ({}): {what}", round.replay, setup.about);
+        for wrong in outcome.wrong {
+            tally.find("wrong", words(&wrong));
+        }
+        if let Some(bad) = daemon.complaint() {
+            tally.find("panics", words(&bad));
+        }
+        tally.count("requests", outcome.answered);
+        tally.count("errors", outcome.errors);
+        if rng.chance(300) {
+            daemon.terminate();
+        }
+        daemon.kill();
+        Ok((recorder.recording(), ready))
     }
-    let depth = 1 + rng.below(6) as usize;
-    let mix = Mix { depth, flush: *rng.pick(&[10, 40, 120]), ..Mix::default() };
-    let mut total = Outcome::default();
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = writers
-            .into_iter()
-            .map(|(disk, mut peer, mut rng)| {
-                scope.spawn(move || drive(disk, &mut peer, &mut rng, REQUESTS, mix))
-            })
-            .collect();
-        if setup.store == Store::Commit {
-            let answered = || disks.iter().map(|disk| disk.answered.load(Relaxed)).sum::<u64>();
-            crate::tools::until(crate::tools::PATIENCE, || (answered() >= REQUESTS / 2).then_some(()));
-            // Refused where the load was over before: the writes are what is looked at.
-            let mut commit = std::process::Command::new(crate::server::binary());
-            commit.args(["commit", "disk"]).env("BLOCKYARD_RUN", dir.join("run"));
-            let _ = commit.output();
-        }
-        for thread in threads {
-            match thread.join() {
-                Ok(outcome) => total.add(outcome),
-                Err(_) => total.wrong.push("the client was answered against the protocol".to_owned()),
+
+    /// Several connections write to each device; an overlay is committed amid that where the store says so.
+    fn load(&self, socket: &Path, dir: &Path, rng: &mut Rng) -> Result<Outcome, String> {
+        let mut writers = Vec::new();
+        for (device, disk) in self.setup.devices.iter().zip(self.disks) {
+            for _ in 0..CONNECTIONS {
+                let peer = Peer::with(socket, Wish::new(device.name)).map_err(|why| why.to_string())?;
+                writers.push((disk, peer, rng.fork()));
             }
         }
-    });
-    Ok(total)
+        let depth = 1 + rng.below(6) as usize;
+        let mix = Mix { depth, flush: *rng.pick(&[10, 40, 120]), ..Mix::default() };
+        let mut total = Outcome::default();
+        std::thread::scope(|scope| {
+            let drive = |(disk, mut peer, mut rng): (&Disk, Peer, Rng)| {
+                drive(disk, &mut peer, &mut rng, REQUESTS, mix)
+            };
+            let threads: Vec<_> =
+                writers.into_iter().map(|writer| scope.spawn(move || drive(writer))).collect();
+            if self.setup.store == Store::Commit {
+                self.commit(dir);
+            }
+            for thread in threads {
+                match thread.join() {
+                    Ok(outcome) => total.add(outcome),
+                    Err(_) => total.wrong.push("the client was answered against the protocol".to_owned()),
+                }
+            }
+        });
+        Ok(total)
+    }
+
+    /// Commits the overlay when half of the load is done. Where that comes too late it is refused, which is no matter.
+    fn commit(&self, dir: &Path) {
+        let answered = || self.disks.iter().map(|disk| disk.answered.load(Relaxed)).sum::<u64>();
+        crate::tools::until(crate::tools::PATIENCE, || (answered() >= REQUESTS / 2).then_some(()));
+        let mut commit = std::process::Command::new(crate::server::binary());
+        commit.args(["commit", "disk"]).env("BLOCKYARD_RUN", dir.join("run"));
+        let _ = commit.output();
+    }
 }
 
 struct State {
@@ -263,6 +235,12 @@ impl Verifier<'_> {
 
     fn serve(&self, scratch: &Path, batch: &[State], rng: &mut Rng, tally: &mut Tally) -> Result<(), String> {
         let (dir, socket) = (scratch.join("v"), scratch.join("vs"));
+        for state in batch {
+            // As the cut left it: other programs may open it first.
+            if let Some(bad) = self.setup.check_images(&state.dir) {
+                tally.find("wrong", self.words(state, &format!("before it is opened: {bad}")));
+            }
+        }
         std::fs::create_dir_all(&dir).map_err(|why| why.to_string())?;
         let texts = batch
             .iter()

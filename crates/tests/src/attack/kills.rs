@@ -5,14 +5,14 @@ use super::clock::Clock;
 use super::daemon::{Daemon, tail};
 use super::load::{Disk, Mix, Outcome, drive};
 use super::options::Options;
-use super::stores::{Setup, Store};
+use super::rounds::{Round, over_stores};
+use super::stores::Setup;
 use super::story::{Harm, Promise, SECTOR};
 use crate::peer::Peer;
 use proto::nbd::client::Wish;
 use sim::Rng;
 use std::path::Path;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 /// Kills of one setup before another is drawn.
@@ -22,46 +22,11 @@ const CONNECTIONS: usize = 3;
 
 /// Runs `count` kills.
 pub fn run(options: &Options) -> Tally {
-    let stores = options.stores();
-    let (next, total) = (AtomicU64::new(0), Mutex::new(Tally::default()));
-    let rounds = options.count.div_ceil(KILLS_EACH);
-    std::thread::scope(|scope| {
-        for _ in 0..options.workers {
-            scope.spawn(|| {
-                loop {
-                    let round = next.fetch_add(1, Relaxed);
-                    if round >= rounds || options.is_over() {
-                        break;
-                    }
-                    let seed = options.seed.wrapping_add(round);
-                    let store = stores[(seed % stores.len() as u64) as usize];
-                    let mut tally = Tally::default();
-                    for figure in ["kills", "lost", "wrong", "panics"] {
-                        tally.count(figure, 0);
-                    }
-                    let kills = KILLS_EACH.min(options.count - round * KILLS_EACH);
-                    let replay = format!("kills --store={} --seed={seed} --count={kills}", store.name());
-                    let work = || one(options, store, seed, kills, &replay, &mut tally);
-                    if let Err(why) = super::guarded(work) {
-                        tally.find("broken", format!("{replay}: {why}"));
-                    }
-                    let mut total = total.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                    total.add(tally);
-                }
-            });
-        }
-    });
-    total.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
+    over_stores("kills", options, KILLS_EACH, &["kills", "lost", "wrong", "panics"], one)
 }
 
-fn one(
-    options: &Options,
-    store: Store,
-    seed: u64,
-    kills: u64,
-    replay: &str,
-    tally: &mut Tally,
-) -> Result<(), String> {
+fn one(round: &Round<'_>, tally: &mut Tally) -> Result<(), String> {
+    let Round { options, store, seed, count: kills, ref replay } = *round;
     let mut rng = Rng::new(seed);
     let setup = Setup::draw(store, &mut rng);
     let scratch = options.scratch().map_err(|why| why.to_string())?;

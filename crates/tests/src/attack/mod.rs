@@ -14,6 +14,7 @@ pub mod load;
 pub mod mutate;
 pub mod options;
 pub mod recorder;
+pub mod rounds;
 pub mod stores;
 pub mod story;
 pub mod wire;

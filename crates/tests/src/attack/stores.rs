@@ -139,7 +139,16 @@ impl Setup {
                 setup.device("disk", &overlay(chunk), rng);
             }
             Store::Qcow2 | Store::Backed => {
-                let cluster = *rng.pick(&["64K", "4K", "16K"]);
+                let kinds = [
+                    "64K",
+                    "4K",
+                    "16K",
+                    "512",
+                    "64K,extended_l2=on",
+                    "16K,extended_l2=on",
+                    "4K,refcount_bits=1",
+                ];
+                let cluster = *rng.pick(&kinds);
                 setup.about = cluster.to_owned();
                 setup.images = vec!["disk.qcow2"];
                 setup.device("disk", "stack = \"file:{dir}/disk.qcow2,format=qcow2\"", rng);
@@ -231,7 +240,9 @@ impl Setup {
             command.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base", "-o", &cluster]);
             command.arg(&image).current_dir(scratch.path());
         } else {
-            command.args(["convert", "-q", "-f", "raw", "-O", "qcow2", "-o", &cluster]).arg(&raw).arg(&image);
+            let compressed = if self.devices[0].disk % 4 == 1 { "-c" } else { "-q" };
+            command.args(["convert", "-q", compressed, "-f", "raw", "-O", "qcow2", "-o", &cluster]);
+            command.arg(&raw).arg(&image);
         }
         if !command.status()?.success() {
             return Err(std::io::Error::other("qemu-img failed"));

@@ -4,6 +4,7 @@
 use super::super::Tally;
 use super::super::daemon::{Daemon, tail};
 use super::super::options::Options;
+use super::super::rounds::spread;
 use crate::peer::Peer;
 use proto::nbd::CommandFlags;
 use proto::nbd::client::Wish;
@@ -11,7 +12,6 @@ use sim::Rng;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -332,41 +332,19 @@ const MANNERS: &[(&str, Manner)] = &[
 
 /// Goes through all manners, `count` of them, several at a time: most of it is waiting.
 pub fn run(options: &Options) -> Tally {
-    let mut tally = Tally::default();
-    for figure in ["manners", "wrong", "slow", "panics"] {
-        tally.count(figure, 0);
-    }
-    let (next, total) = (AtomicU64::new(0), Mutex::new(tally));
-    std::thread::scope(|scope| {
-        for _ in 0..options.workers * 4 {
-            scope.spawn(|| {
-                loop {
-                    let number = next.fetch_add(1, Relaxed);
-                    if number >= options.count || options.is_over() {
-                        break;
-                    }
-                    let found = match number.checked_sub(options.canary.into()) {
-                        None => Some(&CANARY),
-                        Some(number) => MANNERS.get(number as usize),
-                    };
-                    let Some((name, manner)) = found else { break };
-                    let (mut tally, start) = (Tally::default(), Instant::now());
-                    let seed = options.seed.wrapping_add(number);
-                    tally.count("manners", 1);
-                    if let Err(why) = one(options, *manner, seed, &mut tally, name) {
-                        tally.find("wrong", format!("servers --seed={seed}: one {name}: {why}"));
-                    }
-                    println!(
-                        "  {:>5.1} s, {:>4} connections: one {name}",
-                        start.elapsed().as_secs_f64(),
-                        tally.figure("connections")
-                    );
-                    total.lock().unwrap_or_else(std::sync::PoisonError::into_inner).add(tally);
-                }
-            });
+    let canary = options.canary.then_some(&CANARY);
+    let manners: Vec<_> = canary.into_iter().chain(MANNERS).take(options.count as usize).collect();
+    let figures = ["manners", "wrong", "slow", "panics"];
+    spread(options, options.workers * 4, manners.len() as u64, &figures, |number, tally| {
+        let (name, manner) = manners[number as usize];
+        let (seed, start) = (options.seed.wrapping_add(number), Instant::now());
+        tally.count("manners", 1);
+        if let Err(why) = one(options, *manner, seed, tally, name) {
+            tally.find("wrong", format!("servers --seed={seed}: one {name}: {why}"));
         }
-    });
-    total.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
+        let (seconds, connections) = (start.elapsed().as_secs_f64(), tally.figure("connections"));
+        println!("  {seconds:>5.1} s, {connections:>4} connections: one {name}");
+    })
 }
 
 fn one(options: &Options, manner: Manner, seed: u64, tally: &mut Tally, name: &str) -> Result<(), String> {

@@ -2,9 +2,10 @@
 //! and what servers leave in the run directory. Each is refused with an error, or served; what is served is read and written.
 //! Nothing dies, hangs, grows or shows a file that the image may not name.
 
-use super::super::Tally;
 use super::super::daemon::{Daemon, Refusal, has_panicked, tail};
 use super::super::options::Options;
+use super::super::rounds::spread;
+use super::super::{Tally, guarded};
 use super::change;
 use crate::peer::Peer;
 use crate::server::noise;
@@ -13,8 +14,6 @@ use proto::nbd::client::Wish;
 use sim::Rng;
 use std::path::Path;
 use std::process::Command;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// What the process may have in memory at its peak, in KiB.
 const MEMORY_KIB: u64 = 400 << 10;
@@ -38,40 +37,23 @@ struct Sample {
 
 /// Tries `count` files.
 pub fn run(options: &Options) -> Tally {
-    let mut tally = Tally::default();
-    for figure in ["images", "served", "refused", "hangs", "wrong", "panics"] {
-        tally.count(figure, 0);
-    }
     let samples = match samples(options) {
         Ok(samples) => samples,
         Err(why) => {
+            let mut tally = Tally::default();
             tally.find("broken", format!("images: {why}"));
             return tally;
         }
     };
-    let (next, total) = (AtomicU64::new(0), Mutex::new(tally));
-    std::thread::scope(|scope| {
-        for _ in 0..options.workers {
-            scope.spawn(|| {
-                loop {
-                    let number = next.fetch_add(1, Relaxed);
-                    if number >= options.count || options.is_over() {
-                        break;
-                    }
-                    let seed = options.seed.wrapping_add(number);
-                    let sample = &samples[(seed % samples.len() as u64) as usize];
-                    let mut tally = Tally::default();
-                    let replay = format!("images --seed={seed} --count=1 ({})", sample.name);
-                    let work = || one(options, sample, seed, &replay, &mut tally);
-                    if let Err(why) = super::super::guarded(work) {
-                        tally.find("broken", format!("{replay}: {why}"));
-                    }
-                    total.lock().unwrap_or_else(std::sync::PoisonError::into_inner).add(tally);
-                }
-            });
+    let figures = ["images", "served", "refused", "hangs", "wrong", "panics"];
+    spread(options, options.workers, options.count, &figures, |number, tally| {
+        let seed = options.seed.wrapping_add(number);
+        let sample = &samples[(seed % samples.len() as u64) as usize];
+        let replay = format!("images --seed={seed} --count=1 ({})", sample.name);
+        if let Err(why) = guarded(|| one(options, sample, seed, &replay, tally)) {
+            tally.find("broken", format!("{replay}: {why}"));
         }
-    });
-    total.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
+    })
 }
 
 fn one(options: &Options, sample: &Sample, seed: u64, replay: &str, tally: &mut Tally) -> Result<(), String> {
@@ -121,7 +103,7 @@ fn one(options: &Options, sample: &Sample, seed: u64, replay: &str, tally: &mut 
         Err(refusal) => judge_refusal(&refusal, replay, tally),
         Ok(mut daemon) => {
             tally.count("served", 1);
-            if let Err(why) = super::super::guarded(|| use_it(&socket, &mut rng)) {
+            if let Err(why) = guarded(|| use_it(&socket, &mut rng)) {
                 tally.find("wrong", format!("{replay}: {why}"));
             }
             if let Some(bad) = daemon.complaint() {

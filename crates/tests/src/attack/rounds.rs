@@ -1,0 +1,74 @@
+//! Spreads work over threads. Each piece of it has a seed of its own, and a command line that repeats it.
+
+use super::options::Options;
+use super::stores::Store;
+use super::{Tally, guarded};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+
+/// A piece of work on one store.
+pub struct Round<'a> {
+    /// What was asked for.
+    pub options: &'a Options,
+    /// The store.
+    pub store: Store,
+    /// Decides everything about this round.
+    pub seed: u64,
+    /// Kills, states or calls of this round.
+    pub count: u64,
+    /// The arguments that repeat it.
+    pub replay: String,
+}
+
+/// Does `units` pieces of work on so many threads, until the time is up, and adds what they came to. `figures` are printed
+/// even when they are 0.
+pub fn spread(
+    options: &Options,
+    threads: usize,
+    units: u64,
+    figures: &[&'static str],
+    work: impl Fn(u64, &mut Tally) + Sync,
+) -> Tally {
+    let mut tally = Tally::default();
+    for figure in figures {
+        tally.count(figure, 0);
+    }
+    let (next, total) = (AtomicU64::new(0), Mutex::new(tally));
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let number = next.fetch_add(1, Relaxed);
+                    if number >= units || options.is_over() {
+                        break;
+                    }
+                    let mut tally = Tally::default();
+                    work(number, &mut tally);
+                    total.lock().unwrap_or_else(PoisonError::into_inner).add(tally);
+                }
+            });
+        }
+    });
+    total.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Does `options.count` kills, states or calls in rounds of `each`, on one store after the other.
+pub fn over_stores(
+    part: &str,
+    options: &Options,
+    each: u64,
+    figures: &[&'static str],
+    work: impl Fn(&Round<'_>, &mut Tally) -> Result<(), String> + Sync,
+) -> Tally {
+    let stores = options.stores();
+    spread(options, options.workers, options.count.div_ceil(each), figures, |number, tally| {
+        let seed = options.seed.wrapping_add(number);
+        let Some(&store) = stores.get((seed % stores.len().max(1) as u64) as usize) else { return };
+        let count = each.min(options.count - number * each);
+        let replay = format!("{part} --store={} --seed={seed} --count={count}", store.name());
+        let round = Round { options, store, seed, count, replay };
+        if let Err(why) = guarded(|| work(&round, tally)) {
+            tally.find("broken", format!("{}: {why}", round.replay));
+        }
+    })
+}
