@@ -2,11 +2,12 @@
 //! ([ADR 14](../../../docs/adr/0014-live-change.md)).
 //!
 //! Runs on the control plane. A change freezes the device's hardware queues on all reactors, waits until
-//! nothing is under way, makes the new shared parts, has every queue swap its stack, and thaws them. Requests
-//! that came meanwhile waited; they are carried out in the order in which they came, by the new stack.
+//! nothing is under way, makes the new shared parts, has every queue prepare a stack for them, switches all queues to these,
+//! and thaws them. Requests that came meanwhile waited; they are carried out in the order in which they came, by the new stack.
 //!
 //! *Invariant:* one change of a device at a time, and none while it is removed. *Invariant:* a change that
-//! fails at any step leaves the device as it was, serving.
+//! fails at any step leaves the device and its exports as they were: nothing is switched before everything is prepared, and
+//! what exports were told by then is taken back.
 
 use crate::device::{Device, DeviceError, Form};
 use crate::host::{Host, HostError};
@@ -153,10 +154,9 @@ impl Host {
     /// Change a device while it is served.
     ///
     /// # Errors
-    /// [`HostError::NoDevice`], [`HostError::Change`], and what the file or an I/O thread refuses: it is served as
-    /// before then. When an export could not be told of a new size, the size is changed nevertheless; and when the kernel
-    /// does not drop what it has cached of the first file, the other one is in its place nevertheless
-    /// ([`HostError::Cached`]).
+    /// [`HostError::NoDevice`], [`HostError::Change`], and what the file, an I/O thread or an export refuses: it is served as
+    /// before then. When the kernel does not drop what it has cached of the first file, the other one is in its place
+    /// nevertheless ([`HostError::Cached`]).
     pub async fn change(&self, name: &str, change: Change) -> Result<(), HostError> {
         let device = self.device(name).ok_or(HostError::NoDevice)?;
         let turn = device.turn.lock().await;
@@ -271,20 +271,47 @@ impl Host {
         if to < from && !shrink {
             return Err(ChangeError::Shrinks { from, to }.into());
         }
-        if to < from {
-            // Nobody may know of blocks that are not there any more.
-            self.tell_size(device, to).await?;
+        self.ask_size(device, from, to)?;
+        // Nobody may know of blocks that are not there any more.
+        let told = to.min(from);
+        self.tell_size(device, from, told).await?;
+        let before = device.form();
+        let was_whole =
+            before.tree.only_file().is_some_and(|file| file.measured().is_ok_and(|len| len == from));
+        let mut result = self.remake(device, remake()).await;
+        if result.is_ok() {
+            result = self.tell_size(device, told, device.size()).await;
+            if result.is_err() {
+                self.go_back(device, &before).await;
+            }
         }
-        let remade = self.remake(device, remake()).await;
-        let now = device.size();
-        if remade.is_ok() && to < from {
+        if result.is_err() {
+            self.take_back_size(device, told, from).await;
+        }
+        // The end of the file goes with the end of the device, and what was added to it in vain goes again.
+        if result.is_ok() && device.size() < from || result.is_err() && size.is_some() && was_whole {
             let form = device.form();
-            off_the_runtime(move || Ok(form.tree.only_file().map_or(Ok(()), |file| file.cut())?)).await?;
+            let cut = move || Ok(form.tree.only_file().map_or(Ok(()), |file| file.cut())?);
+            result = result.and(off_the_runtime(cut).await);
         }
-        if now > from || remade.is_err() && to < from {
-            return remade.and(self.tell_size(device, now).await);
+        result
+    }
+
+    /// Give a device the form that it had before a change that was carried out in vain.
+    async fn go_back(&self, device: &Arc<Device>, before: &Arc<Form>) {
+        let form = before.clone();
+        let back = self.exchange(device, move || Ok(Ok(form))).await;
+        if let Err(error) = &back {
+            tracing::error!(device = %device.name(), %error, "a change that was refused could not be undone");
         }
-        remade
+        self.let_go(device, back.is_ok());
+    }
+
+    /// Tell exports the size that they knew before a change that was refused.
+    async fn take_back_size(&self, device: &Arc<Device>, told: Bytes, was: Bytes) {
+        if let Err(error) = self.tell_size(device, told, was).await {
+            tracing::error!(device = %device.name(), %error, "an export does not know that the device has its size still");
+        }
     }
 
     /// Carry out what a suspension held back.
@@ -300,25 +327,58 @@ impl Host {
             self.resume(device);
             return Ok(());
         };
-        let next = match tables::below_present_layers(device, &loaded) {
-            Ok(next) => next,
-            Err(error) => {
-                self.put_back(device, loaded);
-                return Err(error);
-            }
-        };
-        let (before, was, size) = (device.form(), device.size(), next.tree.profile().size);
-        if size < was {
-            // Nobody may know of blocks that are not there any more.
-            if let Err(refused) = self.tell_size(device, size).await {
-                self.put_back(device, loaded);
-                return Err(refused);
+        let result = self.put_to_use(device, &loaded).await;
+        if result.is_err() {
+            self.put_back(device, loaded);
+        }
+        result
+    }
+
+    /// Put a table to use in place of the one there is, and tell the exports its size. After an error the device has the
+    /// table that it had, and its exports know the size that they knew.
+    async fn put_to_use(&self, device: &Arc<Device>, loaded: &Arc<Form>) -> Result<(), HostError> {
+        let next = tables::below_present_layers(device, loaded)?;
+        let (before, was, to) = (device.form(), device.size(), next.tree.profile().size);
+        let was_suspended = device.is_suspended();
+        self.ask_size(device, was, to)?;
+        // Nobody may know of blocks that are not there any more.
+        let told = to.min(was);
+        self.tell_size(device, was, told).await?;
+        let mut result = self.swap_tables(device, &before, &next, false).await;
+        if result.is_ok() {
+            result = self.tell_size(device, told, device.size()).await;
+            if result.is_err()
+                && let Err(error) = self.swap_tables(device, &next, &before, was_suspended).await
+            {
+                tracing::error!(device = %device.name(), %error, "the table before could not be put back");
             }
         }
-        // What waits for a path is carried out by the table that comes.
-        tables::presuspend(&before, true);
+        if result.is_err() {
+            self.take_back_size(device, told, was).await;
+            return result;
+        }
+        if let StackSpec::Table(table) = &next.stack {
+            for export in self.exports_of(device) {
+                if let Err(error) = export.retabled(table) {
+                    tracing::error!(device = %device.name(), %error, "recover would bring the table before");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Exchange one table for another, and suspend the device or resume it with that. After an error it is as it was.
+    async fn swap_tables(
+        &self,
+        device: &Arc<Device>,
+        from: &Arc<Form>,
+        to: &Arc<Form>,
+        suspended: bool,
+    ) -> Result<(), HostError> {
         let was_suspended = device.is_suspended();
-        let given = next.clone();
+        // What waits for a path is carried out by the table that comes.
+        tables::presuspend(from, true);
+        let given = to.clone();
         // What it stands on may have got another table since it was loaded.
         let make = move || {
             let Form { stack, layers, tree, table } = &*given;
@@ -327,34 +387,21 @@ impl Host {
         };
         let exchanged = self.exchange(device, make).await;
         if exchanged.is_ok() {
-            tables::retire(device, &before);
+            tables::retire(device, from);
             self.table_came.notify_one();
             self.chores_came.notify_one();
-            tables::resume(&next);
-            device.set_suspended(false);
-            if let StackSpec::Table(table) = &next.stack {
-                for export in self.exports_of(device) {
-                    if let Err(error) = export.retabled(table) {
-                        tracing::error!(device = %device.name(), %error, "recover would bring the table before");
-                    }
-                }
+            if !suspended {
+                tables::resume(to);
             }
-        } else {
-            self.put_back(device, loaded);
-            if !was_suspended {
-                tables::resume(&before);
-            }
+            device.set_suspended(suspended);
+        } else if !was_suspended {
+            tables::resume(from);
         }
         self.let_go(device, exchanged.is_ok());
-        if exchanged.is_err() && size < was {
-            // It goes on with all that it had.
-            return exchanged.and(self.tell_size(device, was).await);
-        }
-        exchanged?;
-        if size > before.tree.profile().size { self.tell_size(device, size).await } else { Ok(()) }
+        exchanged
     }
 
-    async fn suspend(&self, device: &Arc<Device>, flush: bool) -> Result<(), HostError> {
+    pub(crate) async fn suspend(&self, device: &Arc<Device>, flush: bool) -> Result<(), HostError> {
         let was = device.is_suspended();
         device.set_suspended(true);
         tables::presuspend(&device.form(), !flush);
@@ -402,8 +449,9 @@ impl Host {
         result
     }
 
-    /// Freeze and drain the device and all that stand on it, and have them swap what they are: the device for what `make`
-    /// makes meanwhile. [`let_go`](Host::let_go) has to follow. After an error all of them are what they were.
+    /// Freeze and drain the device and all that stand on it, and prepare them for another form: the device for what `make`
+    /// makes meanwhile. They have it from here on, and their queues switch to it with [`let_go`](Host::let_go), which has to
+    /// follow. After an error all of them are what they were, and nothing has been switched.
     pub(crate) async fn exchange(
         &self,
         device: &Arc<Device>,
@@ -411,23 +459,9 @@ impl Host {
     ) -> Result<(), HostError> {
         let tower = self.tower(device);
         tower.iter().for_each(|device| device.set_changing(true));
-        let before: Vec<Arc<Form>> = tower.iter().map(|device| device.form()).collect();
-        let result = self.exchange_frozen(&tower, make).await;
-        if result.is_err() {
-            tower.iter().zip(before).for_each(|(device, form)| device.set_form(form));
-        }
-        result
-    }
-
-    async fn exchange_frozen(
-        &self,
-        tower: &[Arc<Device>],
-        make: impl FnOnce() -> Result<Result<Arc<Form>, ChangeError>, DeviceError> + Send + 'static,
-    ) -> Result<(), HostError> {
-        self.freeze(tower).wait().await?;
-        self.close_nodes(tower).wait().await?;
+        self.freeze(&tower).wait().await?;
+        self.close_nodes(&tower).wait().await?;
         let form = off_the_runtime(make).await??;
-        let (device, above) = tower.split_first().ok_or(HostError::NoDevice)?;
         let is_new = match (&device.form().table, &form.table) {
             (Some(before), Some(next)) => !Arc::ptr_eq(before, next),
             _ => true,
@@ -436,13 +470,29 @@ impl Host {
             let next = form.clone();
             off_the_runtime(move || tables::prepare(&next)).await?;
         }
-        device.set_form(form);
-        for user in above {
+        let mut coming = vec![(device.clone(), form)];
+        for user in tower.iter().filter(|user| !Arc::ptr_eq(user, device)) {
             let Form { stack, layers, tree, table } = &*user.form();
             let (stack, layers, table) = (stack.clone(), layers.clone(), table.clone());
-            user.set_form(Arc::new(Form { stack, layers, tree: tree.rebased()?, table }));
+            let form = Form { stack, layers, tree: tree.rebased_on(&coming)?, table };
+            coming.push((user.clone(), Arc::new(form)));
         }
-        let answers = self.step_all(tower, Step::Swap);
+        self.prepare(&coming).await?;
+        // Nothing fails from here on.
+        coming.into_iter().for_each(|(device, form)| device.set_form(form));
+        Ok(())
+    }
+
+    /// Have every queue of these devices prepare a stack for the form that its device is about to have.
+    async fn prepare(&self, coming: &[(Arc<Device>, Arc<Form>)]) -> Result<(), HostError> {
+        let mut answers = Vec::new();
+        for (device, form) in coming {
+            for reactor in self.reactors() {
+                let (done, is_done) = oneshot::channel();
+                reactor.step(device.clone(), Step::Prepare(form.clone(), done));
+                answers.push(is_done);
+            }
+        }
         let mut result = Ok(());
         for answer in answers {
             // A reactor that is gone has no queue of it.
@@ -451,7 +501,7 @@ impl Host {
         Ok(result?)
     }
 
-    /// An exchange is over.
+    /// An exchange is over: `keep` what was prepared, and thaw.
     pub(crate) fn let_go(&self, device: &Arc<Device>, keep: bool) {
         let tower = self.tower(device);
         tower.iter().for_each(|device| device.set_changing(false));
@@ -593,3 +643,6 @@ fn backend_direct(direct: Direct) -> backends::Direct {
         Direct::Off => backends::Direct::Off,
     }
 }
+
+#[cfg(test)]
+mod tests;

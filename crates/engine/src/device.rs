@@ -154,6 +154,8 @@ pub struct Device {
     pub(crate) turn: tokio::sync::Mutex<()>,
     changing: AtomicBool,
     suspended: AtomicBool,
+    /// It is being taken away: no other device comes to stand on it.
+    leaving: AtomicBool,
     /// A thread reads its partition table, to tell of it.
     pub(crate) reads_table: AtomicBool,
     /// It holds something else than what the kernel may have cached of it.
@@ -197,6 +199,7 @@ impl Device {
             turn: tokio::sync::Mutex::default(),
             changing: AtomicBool::new(false),
             suspended: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
             reads_table: AtomicBool::new(false),
             is_cached_wrongly: AtomicBool::new(false),
             depth: config.depth,
@@ -272,6 +275,15 @@ impl Device {
 
     pub(crate) fn set_changing(&self, changing: bool) {
         self.changing.store(changing, SeqCst);
+    }
+
+    /// Whether it is being taken away.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.load(SeqCst)
+    }
+
+    pub(crate) fn set_leaving(&self, leaving: bool) {
+        self.leaving.store(leaving, SeqCst);
     }
 
     /// Whether its requests are held back until it is resumed.

@@ -142,6 +142,13 @@ pub(crate) trait Export: Send + Sync {
         false
     }
 
+    /// Whether [`close`](Export::close) would refuse now, as it does where somebody has the device in use. Changes nothing and
+    /// does no I/O on the device, which may be suspended. A device goes only when none of its exports refuses.
+    fn may_close<'a>(&'a self, device: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>> {
+        let _ = device;
+        Box::pin(async { Ok(()) })
+    }
+
     /// Offer it no longer. What clients have asked for is finished afterwards, while its queues are retired. A
     /// refusal, as of a device that is in use, leaves it offered.
     fn close<'a>(&'a self, device: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>>;
@@ -151,9 +158,16 @@ pub(crate) trait Export: Send + Sync {
         self.close(device)
     }
 
+    /// Whether hosts could be told at all that the device has another size. Changes nothing. A device is resized only when none
+    /// of its exports refuses.
+    fn may_resize(&self, size: Bytes) -> Result<(), HostError> {
+        let _ = size;
+        Ok(())
+    }
+
     /// The device has another size: let whoever has it attached know. Called while it is served, after it grew and
     /// before it shrinks, so that nobody is told of blocks that are not there. Clients that learn the size only when
-    /// they connect need nothing. A refusal keeps a device from shrinking.
+    /// they connect need nothing. After a refusal the device keeps its size or goes back to it, and this is called with that.
     fn resized(&self, size: Bytes) -> BoxFuture<'_, Result<(), HostError>> {
         let _ = size;
         Box::pin(async { Ok(()) })
@@ -206,6 +220,8 @@ pub(crate) trait Export: Send + Sync {
 struct Shown {
     device: Arc<Device>,
     export: Arc<dyn Export>,
+    /// It was closed, and what is left of it goes with the device, which another export keeps.
+    is_closed: bool,
 }
 
 /// A device as one export of an NBD listener.
@@ -412,7 +428,7 @@ impl Host {
 
     /// From here on the device is shown in this way, too.
     pub(crate) fn add_export(&self, device: &Arc<Device>, export: Arc<dyn Export>) {
-        lock(&self.shown).push(Shown { device: device.clone(), export });
+        lock(&self.shown).push(Shown { device: device.clone(), export, is_closed: false });
     }
 
     /// The listener of an address: the one there is, or a new one.
@@ -495,36 +511,30 @@ impl Host {
     }
 
     async fn remove(&self, name: &str, by_force: bool) -> Result<(), HostError> {
-        let (position, device) = {
-            let mut devices = lock(&self.devices);
-            let position =
-                devices.iter().position(|d| d.name().as_str() == name).ok_or(HostError::NoDevice)?;
-            let above = |other: &&Arc<Device>| {
-                !Arc::ptr_eq(other, &devices[position]) && other.uses(&devices[position])
-            };
-            if let Some(above) = devices.iter().find(above) {
-                return Err(HostError::Stood(above.name().to_string()));
-            }
-            (position, devices.remove(position))
-        };
-        // Whoever changes it finishes first, and what is held back has to end, or no client could leave.
+        let device = self.device(name).ok_or(HostError::NoDevice)?;
+        self.check_unused(&device)?;
+        // A change that is being made ends first.
         let _turn = device.turn.lock().await;
-        if device.is_suspended() {
-            self.resume(&device);
-        }
-        let mut exports = self.exports_of(&device);
-        // A refusal is to leave the device as it was. NBD never refuses and cannot be taken back, so it goes last.
-        exports.sort_by_key(|export| export.info(&device).kind == "nbd");
-        for export in &exports {
-            let closed = if by_force { export.force(&device) } else { export.close(&device) };
-            if let Err(refused) = closed.await {
-                let mut devices = lock(&self.devices);
-                let position = position.min(devices.len());
-                devices.insert(position, device.clone());
-                return Err(refused);
+        {
+            // It may have gone meanwhile, or another one come to stand on it. From here on none does.
+            let devices = lock(&self.devices);
+            if !devices.iter().any(|other| Arc::ptr_eq(other, &device)) {
+                return Err(HostError::NoDevice);
             }
+            stood_on(&devices, &device)?;
+            device.set_leaving(true);
         }
-        lock(&self.shown).retain(|shown| !Arc::ptr_eq(&shown.device, &device));
+        if let Err(refused) = self.close_exports(&device, by_force).await {
+            device.set_leaving(false);
+            return Err(refused);
+        }
+        lock(&self.devices).retain(|other| !Arc::ptr_eq(other, &device));
+        let mut exports = Vec::new();
+        lock(&self.shown).retain(|shown| {
+            let of_it = Arc::ptr_eq(&shown.device, &device);
+            exports.extend(of_it.then(|| shown.export.clone()));
+            !of_it
+        });
         self.drop_unused_listeners();
         let well = self.retire(&device).await;
         if let Some(session) = device.trace() {
@@ -537,6 +547,45 @@ impl Host {
             result = result.and(removed);
         }
         result
+    }
+
+    fn check_unused(&self, device: &Arc<Device>) -> Result<(), HostError> {
+        stood_on(&lock(&self.devices), device)
+    }
+
+    /// Close all exports of a device, or none: all are asked before the first is closed, and a device that is suspended goes on
+    /// only when none refuses. One that refuses after all, because somebody came to use it in between, leaves the
+    /// others closed: they are not shown any more, and the device stays.
+    async fn close_exports(&self, device: &Arc<Device>, by_force: bool) -> Result<(), HostError> {
+        let mut exports = self.exports_of(device);
+        // NBD never refuses, so it goes last.
+        exports.sort_by_key(|export| export.info(device).kind == "nbd");
+        let was_suspended = device.is_suspended();
+        // One export alone refuses by itself, and knows better than whoever asks whether it has to.
+        if !by_force && (exports.len() > 1 || was_suspended) {
+            for export in &exports {
+                export.may_close(device).await?;
+            }
+        }
+        if was_suspended {
+            // What is held back has to end, or no client could leave.
+            self.resume(device);
+        }
+        for export in &exports {
+            let address = export.info(device).address;
+            let closed = if by_force { export.force(device) } else { export.close(device) };
+            if let Err(refused) = closed.await {
+                if was_suspended && let Err(error) = self.suspend(device, false).await {
+                    tracing::error!(device = %device.name(), %error, "it is not suspended any more");
+                }
+                return Err(refused);
+            }
+            tracing::debug!(device = %device.name(), address, "closed");
+            let is_it =
+                |shown: &&mut Shown| std::ptr::addr_eq(Arc::as_ptr(&shown.export), Arc::as_ptr(export));
+            lock(&self.shown).iter_mut().filter(is_it).for_each(|shown| shown.is_closed = true);
+        }
+        Ok(())
     }
 
     /// Take a device away when whoever uses it has let go of it: with it they would lose what they have not written.
@@ -559,7 +608,7 @@ impl Host {
 
     pub(crate) fn exports_of(&self, device: &Arc<Device>) -> Vec<Arc<dyn Export>> {
         let shown = lock(&self.shown);
-        let of_it = shown.iter().filter(|shown| Arc::ptr_eq(&shown.device, device));
+        let of_it = shown.iter().filter(|shown| Arc::ptr_eq(&shown.device, device) && !shown.is_closed);
         of_it.map(|shown| shown.export.clone()).collect()
     }
 
@@ -567,14 +616,37 @@ impl Host {
         &self.reactors
     }
 
-    /// Tell all exports of a device that it holds so much from now on: the first refusal, when all were told.
-    pub(crate) async fn tell_size(&self, device: &Arc<Device>, size: Bytes) -> Result<(), HostError> {
-        let mut result = Ok(());
-        for export in self.exports_of(device) {
-            let told = export.resized(size).await;
-            result = result.and(told);
+    /// Ask all exports of a device whether they could be told that it holds `to` in place of `from`.
+    pub(crate) fn ask_size(&self, device: &Arc<Device>, from: Bytes, to: Bytes) -> Result<(), HostError> {
+        match from == to {
+            true => Ok(()),
+            false => self.exports_of(device).iter().try_for_each(|export| export.may_resize(to)),
         }
-        result
+    }
+
+    /// Tell all exports of a device that it holds `to` from now on, in place of `from`. When one refuses, it and those that were
+    /// told before it are told `from` again.
+    pub(crate) async fn tell_size(
+        &self,
+        device: &Arc<Device>,
+        from: Bytes,
+        to: Bytes,
+    ) -> Result<(), HostError> {
+        if from == to {
+            return Ok(());
+        }
+        let exports = self.exports_of(device);
+        for (last, export) in exports.iter().enumerate() {
+            let Err(refused) = export.resized(to).await else { continue };
+            for export in &exports[..=last] {
+                if let Err(error) = export.resized(from).await {
+                    let (device, address) = (device.name(), export.info(device).address);
+                    tracing::warn!(%device, address, %error, "could not be told again that the device has its old size");
+                }
+            }
+            return Err(refused);
+        }
+        Ok(())
     }
 
     /// Have all reactors finish with a device; whether its last flushes went well.
@@ -648,6 +720,12 @@ impl Host {
 /// How many of these a device stands on.
 fn devices_below(all: &[Arc<Device>], device: &Device) -> usize {
     all.iter().filter(|other| device.uses(other)).count()
+}
+
+/// Whether another device stands on this one, or would with the table that is loaded.
+fn stood_on(devices: &[Arc<Device>], device: &Arc<Device>) -> Result<(), HostError> {
+    let above = devices.iter().find(|other| !Arc::ptr_eq(other, device) && other.uses(device));
+    above.map_or(Ok(()), |above| Err(HostError::Stood(above.name().to_string())))
 }
 
 fn listen_error(address: &NbdAddress, source: io::Error) -> HostError {

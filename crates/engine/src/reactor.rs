@@ -14,7 +14,7 @@ use crate::slow::OfQueue;
 use block::Request;
 use exports::nbd::{Alarm, Cut, CutReason, DeviceFacts, Limits};
 use exports::{Fronts, Turn};
-use live::{Before, Live};
+use live::{Live, Next};
 use queue::{Done, Owner, Queue, QueueConfig, QueueId, Queues};
 use ring::{EngineInfo, Event, KernelRing, RingConfig, Wait, Waker};
 use rustix::process::Pid;
@@ -227,8 +227,8 @@ struct Hosted {
     /// Its queue is one front-end's alone, and takes no other clients.
     alone: bool,
     held: Held,
-    /// What its stack was before the change that is under way; none: there is no change, or it has not got so far.
-    before: Option<Before>,
+    /// What its stack will be after the change that is under way; empty: there is no change, or it has not got so far.
+    next: Option<Next>,
     retiring: Retiring,
 }
 
@@ -452,7 +452,7 @@ impl State {
         self.queues.insert(queue);
         let lane = Lane { queue: id, depth, facts, shown };
         let (device, alone) = (device.clone(), tags.is_some());
-        self.hosted.push(Hosted { device, lane, alone, held, before: None, retiring: Retiring::No });
+        self.hosted.push(Hosted { device, lane, alone, held, next: None, retiring: Retiring::No });
         self.listen(self.hosted.len() - 1);
         Ok(self.hosted.len() - 1)
     }

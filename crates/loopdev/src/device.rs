@@ -219,6 +219,25 @@ pub fn detach(number: u32, force: bool) -> Result<(), LoopError> {
     }
 }
 
+/// Whether somebody uses a device, so that [`detach`] would refuse. Changes nothing, and does not open the device.
+///
+/// # Errors
+/// [`LoopError::InUse`].
+pub fn check_unused(number: u32) -> Result<(), LoopError> {
+    let start = Instant::now();
+    loop {
+        let users = users::users(number);
+        let is_process = |user: &User| matches!(user, User::Process { .. });
+        match users.is_empty() {
+            true => return Ok(()),
+            false if users.iter().all(is_process) && start.elapsed() < LOOKED_MAX => {
+                std::thread::sleep(LOOK_AGAIN);
+            }
+            false => return Err(LoopError::InUse { number, users }),
+        }
+    }
+}
+
 fn detach_once(number: u32, file: &Path, force: bool) -> Result<(), LoopError> {
     let failed = |source: io::Error| LoopError::Device { number, source, fix: "try losetup -d" };
     let users_of = || LoopError::InUse { number, users: users::users(number) };

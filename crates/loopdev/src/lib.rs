@@ -13,8 +13,8 @@ mod sys;
 mod users;
 
 pub use device::{
-    Bound, LoopError, Request, attach, backing_file, bound_to, detach, flush_cache, is_available, remove,
-    reread_partitions, set_capacity,
+    Bound, LoopError, Request, attach, backing_file, bound_to, check_unused, detach, flush_cache,
+    is_available, remove, reread_partitions, set_capacity,
 };
 pub use users::{User, is_used, users};
 

@@ -205,6 +205,10 @@ impl<R: Ring> Built<R> {
     }
 }
 
+/// A stack that fits a queue, and can be put in the place of the one there is without anything that may fail: see
+/// [`Queue::prepare`].
+pub struct Prepared<R: Ring>(Built<R>);
+
 /// One hardware queue.
 pub struct Queue<R: Ring> {
     slots: Box<[Slot]>,
@@ -513,9 +517,26 @@ impl<R: Ring> Queue<R> {
         stack: Stack<R>,
         is_as_before: impl Fn(usize) -> bool,
     ) -> Result<Stack<R>, StackError> {
+        let prepared = self.prepare(stack)?;
+        Ok(self.switch_to(prepared, is_as_before))
+    }
+
+    /// Builds what a stack needs to be this queue's, beside the one there is, which goes on.
+    ///
+    /// # Errors
+    /// [`StackError`] when the numbers do not fit.
+    pub fn prepare(&self, stack: Stack<R>) -> Result<Prepared<R>, StackError> {
+        Built::new(stack, self.depth, self.segments_per_tag).map(Prepared)
+    }
+
+    /// Puts a stack that was prepared for this queue in the place of the one there is, as
+    /// [`replace_like`](Queue::replace_like) does. Returns the stack there was.
+    ///
+    /// # Panics
+    /// As [`replace`](Queue::replace).
+    pub fn switch_to(&mut self, prepared: Prepared<R>, is_as_before: impl Fn(usize) -> bool) -> Stack<R> {
         assert!(self.frozen && self.is_drained(), "a stack is replaced only while nothing moves in it");
-        let Built { seats, spare, rooms, segments: entries, tags } =
-            Built::new(stack, self.depth, self.segments_per_tag)?;
+        let Built { seats, spare, rooms, segments: entries, tags } = prepared.0;
         let children = |spare: &[Vec<Tag>]| spare.iter().map(|tags| tags.len() as u16).collect::<Vec<_>>();
         let counts = children(&std::mem::replace(&mut self.common.spare, spare));
         let seats = std::mem::replace(&mut self.seats, seats);
@@ -547,7 +568,7 @@ impl<R: Ring> Queue<R> {
         let limit_ns = self.slow.as_ref().map(|slow| slow.limit_ns());
         self.slow = None;
         self.look_for_slow(limit_ns);
-        Ok(old)
+        old
     }
 
     /// Let go of those that were held back, in order. What the device is no longer long enough for ends with

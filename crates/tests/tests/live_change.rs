@@ -526,3 +526,45 @@ fn a_file_system_is_whole_after_changes_under_load_and_grows_with_its_device() {
     unmounted.ok();
     detached.ok();
 }
+
+#[test]
+fn a_removal_that_one_of_two_exports_refuses_changes_nothing() {
+    if missing_root() {
+        return;
+    }
+    if let Err(why) = fs::File::options().read(true).write(true).open("/dev/fuse") {
+        return skip(format_args!("no FUSE here: /dev/fuse: {why}"));
+    }
+    let sandbox = Sandbox::default();
+    let [one, two] = ["one", "two"].map(|name| sandbox.path(name));
+    let [first, second] = [&one, &two].map(|path| path.to_string_lossy().into_owned());
+    let words = ["serve", "ram:4M", "--name", "disk", "--fuse", &first, "--fuse", &second];
+    let mut server = sandbox.start(&mut sandbox.blockyard(&words), 2);
+    let file = fs::File::options().write(true).open(&one).expect("it is served");
+    file.write_all_at(&[7; 4096], 0).expect("it is served");
+    drop(file);
+    sandbox.run(&["suspend", "disk"]).ok();
+    let user = fs::File::open(&two).expect("an open needs no block");
+    let refused = sandbox.run(&["del", "disk"]).failed_with(1);
+    assert!(refused.contains(&second), "{refused}");
+    let shown = show(&sandbox);
+    assert_eq!(shown["exports"].as_array().map(Vec::len), Some(2), "{shown}");
+    // What is asked for is still held back, through the export that did not refuse as well.
+    let path = one.clone();
+    let read = std::thread::spawn(move || {
+        let mut bytes = [0; 4096];
+        fs::File::options()
+            .read(true)
+            .open(path)
+            .and_then(|file| file.read_exact_at(&mut bytes, 8192))
+            .map(|()| bytes)
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!read.is_finished(), "the device goes on, although del refused");
+    sandbox.run(&["resume", "disk"]).ok();
+    assert_eq!(read.join().unwrap().expect("its file is still mounted"), [0; 4096]);
+    assert_eq!(fs::read(&one).expect("its file is still mounted")[..4096], [7; 4096]);
+    drop(user);
+    sandbox.run(&["del", "disk"]).ok();
+    assert!(server.wait().success(), "{}", server.log());
+}

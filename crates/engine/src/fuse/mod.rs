@@ -220,18 +220,22 @@ impl FuseExport {
         Some(top.device.1)
     }
 
+    /// What is mounted there is not ours: ours was taken away, or lies under another's, which is not ours to take away.
+    fn check_covered(&self) -> Result<(), FuseError> {
+        match self.shared.channels() {
+            0 => Ok(()),
+            _ => {
+                let source = io::Error::other("something else is mounted over it");
+                Err(FuseError::Unmount { path: self.mount.path().to_owned(), source })
+            }
+        }
+    }
+
     /// Take the mount away.
     pub(crate) fn unmount(&self, lazily: bool) -> Result<(), FuseError> {
         let path = self.mount.path();
         if fuse::is_covered(path, &self.name) {
-            // Ours was taken away, or lies under another's, which is not ours to take away.
-            return match self.shared.channels() {
-                0 => Ok(()),
-                _ => {
-                    let source = io::Error::other("something else is mounted over it");
-                    Err(FuseError::Unmount { path: path.to_owned(), source })
-                }
-            };
+            return self.check_covered();
         }
         // While it is mounted, the number is nobody else's.
         let connection = self.connection();
@@ -273,6 +277,19 @@ impl Export for FuseExport {
 
     fn is_passed_by(&self) -> bool {
         self.shared.backing().is_some()
+    }
+
+    fn may_close<'a>(&'a self, _device: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>> {
+        Box::pin(async {
+            let path = self.mount.path();
+            if fuse::is_covered(path, &self.name) {
+                return Ok(self.check_covered()?);
+            }
+            match users_of(path) {
+                users if users.is_empty() => Ok(()),
+                users => Err(FuseError::InUse { path: path.to_owned(), users: users::listed(&users) }.into()),
+            }
+        })
     }
 
     fn close<'a>(&'a self, _device: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>> {

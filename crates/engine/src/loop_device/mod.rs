@@ -118,6 +118,15 @@ impl Export for LoopExport {
         self.file.is_passed_by()
     }
 
+    fn may_close<'a>(&'a self, _device: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>> {
+        Box::pin(async {
+            let number = self.number;
+            let asked = tokio::task::spawn_blocking(move || loopdev::check_unused(number)).await;
+            let unused = asked.map_err(|why| LoopError::Helper(why.to_string()))?;
+            Ok(unused.map_err(|why| LoopError::InUse(why.to_string()))?)
+        })
+    }
+
     fn close<'a>(&'a self, _device: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>> {
         Box::pin(async { Ok(self.take_away(false).await?) })
     }

@@ -583,6 +583,21 @@ impl Export for NbdDevice {
         }
     }
 
+    fn may_close<'a>(&'a self, device: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>> {
+        let leave = self.0.host.upgrade().is_none_or(|host| host.is_shutting_down());
+        let (this, is_held) = (self.0.clone(), device.is_held());
+        Box::pin(async move {
+            // Asking who has claimed it reads from it, which waits while it is held.
+            let is_used = move || {
+                this.is_ours() && (this.driver.is_mounted(this.number) || !is_held && this.is_claimed())
+            };
+            match leave || !blocking(is_used).await {
+                true => Ok(()),
+                false => Err(NbdDeviceError::Held(self.0.number).into()),
+            }
+        })
+    }
+
     fn close<'a>(&'a self, _: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>> {
         let leave = self.0.host.upgrade().is_none_or(|host| host.is_shutting_down());
         Box::pin(async move { self.0.detach(leave).await.map_err(HostError::from) })

@@ -233,7 +233,7 @@ async fn the_kernel_is_told_a_new_size() {
     let (host, model) = (host(), Arc::new(Model::new(1)));
     let disk = device(&host, "disk", "ram:1M");
     export(&host, &model, &disk, "0").await.unwrap();
-    host.tell_size(&disk, Bytes(3 << 20)).await.unwrap();
+    host.tell_size(&disk, Bytes(1 << 20), Bytes(3 << 20)).await.unwrap();
     assert_eq!(model.lock()[&0].told.as_ref().map(|told| told.size), Some(3 << 20));
     host.shut_down().await.unwrap();
 }

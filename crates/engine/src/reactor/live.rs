@@ -1,16 +1,16 @@
-//! Live change on one reactor: freeze, drain, swap, thaw ([ADR 14](../../../../docs/adr/0014-live-change.md)).
+//! Live change on one reactor: freeze, drain, prepare, switch, thaw ([ADR 14](../../../../docs/adr/0014-live-change.md)).
 //!
 //! The control plane drives it, one change of a device at a time, and goes to the next step only when all
 //! reactors have answered for the one before. While a device changes, nothing of it moves on any thread.
 //!
-//! *Invariant:* the stack that was there before a swap is kept until the change is settled, so that a thread
-//! on which the swap fails can make all of them go back.
+//! *Invariant:* a stack that was prepared gets no request and no turn before the switch, so it has no socket and no alarm,
+//! and can be dropped. The switch cannot fail, and happens only when every reactor has prepared its part.
 
 use super::{Hosted, Mail, State};
-use crate::device::{Device, DeviceError, Held, Mounted};
+use crate::device::{Device, DeviceError, Form, Held, Mounted};
 use crate::slow::{self, OfQueue};
 use exports::nbd::DeviceFacts;
-use queue::{Nanos, Queue, Ring, Stack};
+use queue::{Nanos, Prepared, Queue, Ring};
 use ring::KernelRing;
 use std::sync::Arc;
 use tokio::sync::oneshot;
@@ -22,12 +22,12 @@ pub(crate) enum Step {
     /// Have the nodes of the frozen queues close their sockets and cancel their alarms; the answer comes when that is done.
     /// A node that gets a request afterwards opens new ones.
     Close(oneshot::Sender<()>),
-    /// Make the queue's stack anew, as the device is now.
-    Swap(oneshot::Sender<Result<(), DeviceError>>),
-    /// The change is over: keep what was swapped in, or go back. Unless the device is suspended, what was
-    /// held back goes on.
+    /// Build stacks for this form of the device, beside those in use.
+    Prepare(Arc<Form>, oneshot::Sender<Result<(), DeviceError>>),
+    /// The change is over: switch to the stacks that were prepared, or drop them. Unless the device is suspended, requests
+    /// that were held back go on.
     Settle {
-        /// Keep it.
+        /// Switch to them.
         keep: bool,
     },
 }
@@ -49,9 +49,9 @@ struct Awaited {
     done: oneshot::Sender<()>,
 }
 
-/// What a queue had before a change.
-pub(super) struct Before {
-    stack: Stack<KernelRing>,
+/// What a queue will have after a change.
+pub(super) struct Next {
+    stack: Prepared<KernelRing>,
     held: Held,
     facts: DeviceFacts,
 }
@@ -68,9 +68,11 @@ impl State {
             Step::Close(done) => {
                 self.live.awaited.push(Awaited { device: device.clone(), close: true, done });
             }
-            Step::Swap(done) => {
-                let result = self.positions(device).try_for_each(|position| self.swap(position));
-                // Who hangs up meanwhile is the end of the process.
+            Step::Prepare(form, done) => {
+                let result = self.positions(device).try_for_each(|position| self.prepare(position, &form));
+                // A form that is refused is closed when the control plane drops it, not some time later.
+                drop(form);
+                // A control plane that hangs up meanwhile ends with the process.
                 let _ = done.send(result);
             }
             Step::Settle { keep } => {
@@ -118,17 +120,15 @@ impl State {
         }
     }
 
-    fn swap(&mut self, position: usize) -> Result<(), DeviceError> {
-        let nudge = self.nudge(self.hosted[position].lane.queue);
+    fn prepare(&mut self, position: usize, form: &Form) -> Result<(), DeviceError> {
         let hosted = &mut self.hosted[position];
-        let (depth, nudge) = (hosted.lane.depth, nudge);
-        let Mounted { stack, facts, held } = hosted.device.mount(&mut self.ring, depth, nudge)?;
-        let device = &hosted.device;
-        match self.queues.get_mut(hosted.lane.queue).replace_like(stack, |node| device.is_as_before(node)) {
+        debug_assert!(hosted.next.is_none(), "one change of a device at a time");
+        let (id, depth) = (hosted.lane.queue, hosted.lane.depth);
+        let nudge = self.nudge(id);
+        let Mounted { stack, facts, held } = form.tree.mount(&mut self.ring, depth, nudge)?;
+        match self.queues.get_mut(id).prepare(stack) {
             Ok(stack) => {
-                let held = std::mem::replace(&mut hosted.held, held);
-                let facts = std::mem::replace(&mut hosted.lane.facts, facts);
-                hosted.before = Some(Before { stack, held, facts });
+                self.hosted[position].next = Some(Next { stack, held, facts });
                 Ok(())
             }
             Err(error) => {
@@ -141,18 +141,17 @@ impl State {
     fn settle(&mut self, position: usize, keep: bool) {
         let hosted = &mut self.hosted[position];
         let id = hosted.lane.queue;
-        if let Some(before) = hosted.before.take() {
-            let held = if keep {
-                before.held
-            } else {
+        if let Some(Next { stack, held, facts }) = hosted.next.take() {
+            let unused = if keep {
                 let device = &hosted.device;
-                let back =
-                    self.queues.get_mut(id).replace_like(before.stack, |node| device.is_as_before(node));
-                debug_assert!(back.is_ok(), "it fitted before");
-                hosted.lane.facts = before.facts;
-                std::mem::replace(&mut hosted.held, before.held)
+                drop(self.queues.get_mut(id).switch_to(stack, |node| device.is_as_before(node)));
+                hosted.lane.facts = facts;
+                std::mem::replace(&mut hosted.held, held)
+            } else {
+                drop(stack);
+                held
             };
-            held.release(&mut self.ring);
+            unused.release(&mut self.ring);
         }
         let (facts, size) = (hosted.lane.facts, hosted.device.size());
         self.listen(position);

@@ -163,7 +163,11 @@ impl Tree {
 
     /// What a device is at the moment.
     fn of_device(device: &Arc<Device>) -> Tree {
-        let form = device.form();
+        Tree::of_form(device, device.form())
+    }
+
+    /// What a device is in that form.
+    fn of_form(device: &Arc<Device>, form: Arc<Form>) -> Tree {
         Tree {
             profile: form.tree.profile.clone(),
             element: Element::Device(device.clone(), form),
@@ -213,17 +217,30 @@ impl Tree {
     /// # Errors
     /// What its layers do not take, and more layers than a request's path holds.
     pub(crate) fn rebased(&self) -> Result<Tree, DeviceError> {
-        let tree = self.rebased_part()?;
+        self.rebased_on(&[])
+    }
+
+    /// The same tree over what the devices that it stands on are by now, or for those listed here, over the forms that they
+    /// are about to have.
+    ///
+    /// # Errors
+    /// What its layers do not take, and more layers than a request's path holds.
+    pub(crate) fn rebased_on(&self, coming: &[(Arc<Device>, Arc<Form>)]) -> Result<Tree, DeviceError> {
+        let tree = self.rebased_part(coming)?;
         tree.check_height()?;
         Ok(tree)
     }
 
-    fn rebased_part(&self) -> Result<Tree, DeviceError> {
+    fn rebased_part(&self, coming: &[(Arc<Device>, Arc<Form>)]) -> Result<Tree, DeviceError> {
         match &self.element {
             Element::Backend(_) => Ok(self.clone()),
-            Element::Device(device, _) => Ok(Tree::of_device(device)),
+            Element::Device(device, _) => {
+                let form = coming.iter().find(|(other, _)| Arc::ptr_eq(other, device));
+                let form = form.map_or_else(|| device.form(), |(_, form)| form.clone());
+                Ok(Tree::of_form(device, form))
+            }
             Element::Layer(layer, below) => {
-                let below = below.iter().map(Tree::rebased_part).collect::<Result<_, _>>()?;
+                let below = below.iter().map(|child| child.rebased_part(coming)).collect::<Result<_, _>>()?;
                 let mut tree = Tree::over(layer.clone(), below)?.sized_by(self.extent.clone());
                 // What a table took away stays away, and what it forbade stays forbidden.
                 tree.profile.opaque &= self.profile.opaque;

@@ -316,7 +316,7 @@ impl Opening<'_> {
             return Ok((tree, identity, escaped_word(word)));
         }
         let name = word.strip_prefix("/dev/mapper/").unwrap_or(word);
-        if let Some(device) = (self.around.device)(name) {
+        if let Some(device) = (self.around.device)(name).filter(|device| !device.is_leaving()) {
             return Ok((Tree::of_device(&device), format!("device {name}"), name.to_owned()));
         }
         self.path(Path::new(word))

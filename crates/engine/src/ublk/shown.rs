@@ -50,6 +50,12 @@ impl Export for Shown {
         users_of(self.0.info.dev_id) > 0
     }
 
+    fn may_close<'a>(&'a self, _: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>> {
+        let in_use = self.0.live.load(Relaxed) && users_of(self.0.info.dev_id) > 0;
+        let answer = if in_use { Err(UblkError::InUse(self.0.path()).into()) } else { Ok(()) };
+        Box::pin(async { answer })
+    }
+
     fn close<'a>(&'a self, _: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>> {
         Box::pin(async { Ok(self.0.clone().take_away(false).await?) })
     }
@@ -58,18 +64,28 @@ impl Export for Shown {
         Box::pin(async { Ok(self.0.clone().take_away(true).await?) })
     }
 
+    fn may_resize(&self, _: Bytes) -> Result<(), HostError> {
+        match self.0.info.features().has(Features::UPDATE_SIZE) {
+            true => Ok(()),
+            false => Err(UblkError::Lacks(Features::UPDATE_SIZE, "resize; del and add it instead").into()),
+        }
+    }
+
     fn resized(&self, size: Bytes) -> BoxFuture<'_, Result<(), HostError>> {
         Box::pin(async move {
+            self.may_resize(size)?;
             let number = self.0.info.dev_id;
-            if !self.0.info.features().has(Features::UPDATE_SIZE) {
-                return Err(UblkError::Lacks(Features::UPDATE_SIZE, "resize; del and add it instead").into());
-            }
             let lanes: Vec<_> = self.0.lanes().clone();
+            let before: Vec<u64> = lanes.iter().map(|lane| lane.size.load(Relaxed)).collect();
             let grows = |lane: &Arc<LaneShared>| lane.size.load(Relaxed) < size.0;
             // Blocks are let in before they are told of, and told to be gone before they are kept out.
             lanes.iter().filter(|lane| grows(lane)).for_each(|lane| lane.size.store(size.0, Relaxed));
             let driver = self.0.driver.clone();
-            blocking(move || driver.update_size(number, size.sectors().0)).await?.map_err(UblkError::from)?;
+            let told = blocking(move || driver.update_size(number, size.sectors().0)).await;
+            if let Err(refused) = told.and_then(|told| told.map_err(UblkError::from)) {
+                lanes.iter().zip(before).for_each(|(lane, before)| lane.size.store(before, Relaxed));
+                return Err(refused.into());
+            }
             lanes.iter().for_each(|lane| lane.size.store(size.0, Relaxed));
             Ok(())
         })
