@@ -1,10 +1,10 @@
 //! The process's surroundings: service manager, terminal, log.
 
 use crate::failure::Failure;
+use engine::private::{Content, create};
 use engine::rundir::RunDir;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 /// Tells the service manager how we are, when there is one that wants to know (`sd_notify`).
@@ -79,13 +79,7 @@ pub(crate) fn leave_outputs() -> io::Result<()> {
 /// Lets go of whoever waits for us to be ready: stdout and stderr go to the log, and the directory we
 /// were started in can be unmounted. `goes_on`: another process wrote to the log before, of the same device.
 pub(crate) fn leave_parent(run: &RunDir, name: &str, goes_on: bool) -> io::Result<()> {
-    let log = std::fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .append(goes_on)
-        .truncate(!goes_on)
-        .mode(0o600)
-        .open(run.log_file(name))?;
+    let log = create(&run.log_file(name), if goes_on { Content::Goes } else { Content::New })?;
     std::env::set_current_dir("/")?;
     rustix::stdio::dup2_stderr(&log)?;
     rustix::stdio::dup2_stdout(&log)?;

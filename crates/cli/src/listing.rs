@@ -23,7 +23,10 @@ pub(crate) fn block_on<F: Future>(what: &str, work: F) -> Result<F::Output, Fail
 }
 
 pub(crate) fn run_dir(what: &str) -> Result<RunDir, Failure> {
-    RunDir::locate().map_err(|why: RunDirError| Failure::new(what, "", why))
+    let fail = |why: RunDirError| Failure::new(what, "", why);
+    let run = RunDir::locate().map_err(fail)?;
+    run.check().map_err(fail)?;
+    Ok(run)
 }
 
 /// All devices, with the process that has each. A process that ends while it is asked has none.

@@ -9,6 +9,7 @@ use crate::attach;
 use crate::failure::Failure;
 use crate::listing::run_dir;
 use crate::signals::Signals;
+use engine::private::{Content, create};
 use engine::rundir::RunDir;
 use engine::ublk::{Record, waits};
 use rustix::process::{Pid, Signal, kill_process};
@@ -122,7 +123,9 @@ fn pause(deaths: usize) -> Duration {
 /// Tells whoever reads the log of the device, or the terminal.
 fn say(run: &RunDir, name: &str, what: &str) {
     eprintln!("blockyard: {name}: {what}");
-    if let Ok(mut log) = std::fs::OpenOptions::new().append(true).open(run.log_file(name)) {
+    let log = run.log_file(name);
+    // Without a server that wrote one there is nobody who reads it.
+    if let (true, Ok(mut log)) = (log.exists(), create(&log, Content::Goes)) {
         let _ = writeln!(log, "blockyard: {name}: {what}");
     }
 }

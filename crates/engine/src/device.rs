@@ -8,7 +8,7 @@ use crate::glance::Lanes;
 use crate::limits::Told;
 use crate::reactor::Nudge;
 use crate::slow::SlowLog;
-use crate::spec::{DeviceName, Format, LayerSpec, StackSpec};
+use crate::spec::{DeviceName, FileFormat, FileSpec, Format, LayerSpec, StackSpec};
 use crate::stacking::Footing;
 use crate::trace::Session;
 pub use crate::tree::TableError;
@@ -324,6 +324,16 @@ impl Device {
     /// Its stack, in the user's words.
     pub fn description(&self) -> String {
         self.form().stack.to_string()
+    }
+
+    /// What clients may know of its stack: its kind and, of a file, its format. Paths, addresses of other servers and
+    /// tables are the host's own.
+    pub fn public_description(&self) -> String {
+        match self.stack() {
+            StackSpec::File(FileSpec { format: FileFormat::Given(format), .. }) => format!("{format} file"),
+            stack @ (StackSpec::File(_) | StackSpec::Nbd(_) | StackSpec::Table(_)) => stack.kind().to_owned(),
+            stack => stack.to_string(),
+        }
     }
 
     /// What it is made from.

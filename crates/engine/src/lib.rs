@@ -25,6 +25,7 @@ mod partitions;
 pub mod path_status;
 pub mod paths;
 pub mod places;
+pub mod private;
 mod private_key;
 mod rarely;
 mod reactor;

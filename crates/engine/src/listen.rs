@@ -4,11 +4,12 @@
 //! Owner: the thread that starts a host; sockets are then handed to those who accept. A Unix socket's
 //! file is removed when its [`Listening`] is dropped, and one that a dead server left is replaced.
 
+use crate::private::{Identity, hold_folder, remove_dead};
 use crate::spec::NbdAddress;
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 /// A socket that listens.
@@ -30,14 +31,13 @@ pub struct Listening {
     file: Option<SocketFile>,
 }
 
-/// The file of a Unix socket that this process made.
+/// The file of a Unix socket that this process made. Another process may have put its own there since.
 #[derive(Debug)]
-struct SocketFile(PathBuf);
+struct SocketFile(PathBuf, Identity);
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Gone already is as good.
-        let _ = std::fs::remove_file(&self.0);
+        self.1.remove(&self.0);
     }
 }
 
@@ -53,7 +53,7 @@ impl Listening {
                 Ok(Listening {
                     address: address.clone(),
                     sockets: vec![Socket::Unix(listener)],
-                    file: Some(SocketFile(path.clone())),
+                    file: Some(SocketFile(path.clone(), Identity::of(path)?)),
                 })
             }
             NbdAddress::Tcp { host, port } => {
@@ -103,6 +103,8 @@ impl Listening {
 
 /// Binds, and replaces the socket of a server that is no more.
 fn bind_unix(path: &Path) -> io::Result<UnixListener> {
+    // Where the folder cannot be held, only two that start at the same moment are in each other's way.
+    let _held = hold_folder(path).ok();
     match UnixListener::bind(path) {
         Err(why) if why.kind() == io::ErrorKind::AddrInUse => {}
         done => return done,
@@ -110,12 +112,11 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is not a socket is there"));
     }
-    match UnixStream::connect(path) {
-        Err(why) if why.kind() == io::ErrorKind::ConnectionRefused => {
-            std::fs::remove_file(path)?;
-            UnixListener::bind(path)
-        }
-        _ => Err(io::Error::new(io::ErrorKind::AddrInUse, "the address is taken")),
+    let taken = || io::Error::new(io::ErrorKind::AddrInUse, "the address is taken");
+    match remove_dead(path) {
+        Ok(false) => Err(taken()),
+        Err(why) if why.kind() != io::ErrorKind::NotFound => Err(why),
+        _ => UnixListener::bind(path),
     }
 }
 
@@ -148,6 +149,7 @@ fn bind_tcp(host: &str, port: u16) -> io::Result<(Vec<TcpListener>, u16)> {
 mod tests {
     use super::*;
     use std::net::TcpStream;
+    use std::os::unix::net::UnixStream;
 
     fn open(text: &str) -> io::Result<Listening> {
         Listening::open(&text.parse().unwrap())
@@ -175,6 +177,37 @@ mod tests {
         std::fs::write(&path, "data").unwrap();
         assert_eq!(open(&address).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(std::fs::read(&path).unwrap(), b"data");
+    }
+
+    #[test]
+    fn a_server_that_stops_leaves_the_socket_of_the_next_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let address = format!("unix:{}", path.display());
+        let first = open(&address).unwrap();
+        std::fs::rename(&path, directory.path().join("before")).unwrap();
+        let second = open(&address).unwrap();
+        drop(first);
+        assert!(UnixStream::connect(&path).is_ok(), "the second one's file is its own");
+        drop(second);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn of_many_that_find_a_dead_socket_one_replaces_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let address = format!("unix:{}", path.display());
+        for _ in 0..20 {
+            drop(UnixListener::bind(&path).unwrap());
+            let opened: Vec<_> = std::thread::scope(|scope| {
+                let all: Vec<_> = (0..8).map(|_| scope.spawn(|| open(&address))).collect();
+                all.into_iter().map(|one| one.join().unwrap()).collect()
+            });
+            assert_eq!(opened.iter().filter(|one| one.is_ok()).count(), 1);
+            assert!(UnixStream::connect(&path).is_ok(), "the one that is there listens");
+            drop(opened);
+        }
     }
 
     #[test]

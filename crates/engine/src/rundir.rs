@@ -13,6 +13,7 @@
 //! when a process dies in any way, so nothing here trusts a PID, and what a dead process left is told
 //! apart from what a live one uses. Directories are made with mode 0700, sockets with 0600.
 
+use crate::private::{Identity, distrusted as distrusted_why, remove_dead};
 use crate::spec::DeviceName;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, open};
 use rustix::io::Errno;
@@ -31,6 +32,14 @@ pub enum RunDirError {
     /// A device of that name is being served.
     #[error("the name is taken (choose another with --name, or run: blockyard del {0})")]
     Taken(DeviceName),
+    /// Others could change what is in it.
+    #[error("the run directory {} is not used: {why}", path.display())]
+    Distrusted {
+        /// Where it is.
+        path: PathBuf,
+        /// Why, and what to do.
+        why: String,
+    },
     /// The operating system refused.
     #[error("{}: {source} ({fix})", path.display())]
     Io {
@@ -77,13 +86,37 @@ impl RunDir {
     /// Makes the directory, if it is not there.
     ///
     /// # Errors
-    /// The operating system refuses.
+    /// The operating system refuses, or others own it or may write to it.
     pub fn create(&self) -> Result<(), RunDirError> {
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(&self.0)
-            .map_err(io_error(&self.0, "set BLOCKYARD_RUN to a directory of yours"))
+            .map_err(io_error(&self.0, "set BLOCKYARD_RUN to a directory of yours"))?;
+        self.check()
+    }
+
+    /// Whether it can be trusted: sockets in a directory that others own or may write to may lead anywhere. One that is
+    /// missing can.
+    ///
+    /// # Errors
+    /// [`RunDirError::Distrusted`], or the operating system refuses.
+    pub fn check(&self) -> Result<(), RunDirError> {
+        let distrusted = |why: String| RunDirError::Distrusted { path: self.0.clone(), why };
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let folder = match open(&self.0, flags, Mode::empty()) {
+            Ok(folder) => folder,
+            Err(Errno::NOENT) => return Ok(()),
+            Err(errno) => return Err(io_error(&self.0, "is the run directory yours?")(errno.into())),
+        };
+        if fs::symlink_metadata(&self.0).is_ok_and(|meta| meta.is_symlink()) {
+            let why = "it is a symbolic link (set BLOCKYARD_RUN to where it leads)".to_owned();
+            return Err(distrusted(why));
+        }
+        match distrusted_why(folder).map_err(io_error(&self.0, "is the run directory yours?"))? {
+            Some(why) => Err(distrusted(why)),
+            None => Ok(()),
+        }
     }
 
     /// Where it is.
@@ -123,7 +156,7 @@ impl RunDir {
         let path = self.lock_file(name.as_str());
         loop {
             let mode = Mode::RUSR | Mode::WUSR;
-            let file = open(&path, OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC, mode)
+            let file = open(&path, OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC, mode)
                 .map_err(|errno| io_error(&path, "is the run directory yours?")(errno.into()))?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {}
@@ -154,7 +187,8 @@ impl RunDir {
         remove(&path);
         let listener = private_listener(&path)
             .map_err(io_error(&path, "set BLOCKYARD_RUN to a short path that is yours"))?;
-        Ok(ControlSocket { path, listener: Some(listener) })
+        let file = Identity::of(&path).map_err(io_error(&path, "is the run directory yours?"))?;
+        Ok(ControlSocket { path, file, listener: Some(listener) })
     }
 
     /// The control sockets of all live processes, by PID. What dead ones left is cleared away.
@@ -243,7 +277,8 @@ impl NameClaim {
     fn clear(&self) {
         let name = self.name.as_str();
         remove(&self.dir.control_link(name));
-        remove(&self.dir.nbd_socket(name));
+        // It may be the socket of another device, which was told to listen there.
+        let _ = remove_dead(&self.dir.nbd_socket(name));
         // A log that says something outlives its process: it may say why that died.
         let log = self.dir.log_file(name);
         if fs::metadata(&log).is_ok_and(|metadata| metadata.len() == 0) {
@@ -264,6 +299,8 @@ impl Drop for NameClaim {
 #[derive(Debug)]
 pub struct ControlSocket {
     path: PathBuf,
+    /// What is at `path`, as long as it is ours.
+    file: Identity,
     /// Empty once it was taken to be served.
     listener: Option<UnixListener>,
 }
@@ -281,13 +318,13 @@ impl ControlSocket {
 
     /// Removes its file early: for a process that ends without dropping anything.
     pub fn remove(&self) {
-        remove(&self.path);
+        self.file.remove(&self.path);
     }
 }
 
 impl Drop for ControlSocket {
     fn drop(&mut self) {
-        remove(&self.path);
+        self.remove();
     }
 }
 
@@ -344,7 +381,7 @@ mod tests {
         drop(UnixListener::bind(&socket).unwrap());
         std::os::unix::fs::symlink("control.1", run.control_link("disk")).unwrap();
         fs::write(run.path().join("disk.lock"), "1\n").unwrap();
-        fs::write(run.nbd_socket("disk"), "").unwrap();
+        drop(UnixListener::bind(run.nbd_socket("disk")).unwrap());
         fs::write(run.log_file("disk"), "").unwrap();
         assert!(run.processes().is_empty());
         assert_eq!(fs::read_dir(run.path()).unwrap().count(), 0);
@@ -361,6 +398,57 @@ mod tests {
         assert!(control.listener().is_some() && control.listener().is_none());
         drop(control);
         assert!(run.processes().is_empty());
+    }
+
+    #[test]
+    fn a_directory_that_others_may_change_is_not_used() {
+        let (guard, run) = run();
+        let why = |run: &RunDir| run.create().unwrap_err().to_string();
+        let chmod = |mode| fs::set_permissions(run.path(), fs::Permissions::from_mode(mode)).unwrap();
+        for mode in [0o777, 0o770, 0o702] {
+            chmod(mode);
+            let (why, checked) = (why(&run), run.check().unwrap_err().to_string());
+            assert!(why.contains("others may write to it") && why.contains("chmod 700"), "{why}");
+            assert_eq!(why, checked);
+        }
+        chmod(0o755);
+        run.create().unwrap();
+        let link = RunDir::at(guard.path().join("link"));
+        std::os::unix::fs::symlink(run.path(), link.path()).unwrap();
+        assert!(why(&link).contains("it is a symbolic link"));
+        assert!(RunDir::at(guard.path().join("absent")).check().is_ok());
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(run.path(), Some(12345), None).unwrap();
+            assert!(why(&run).contains("it belongs to user 12345 and not to you"), "{}", why(&run));
+        }
+    }
+
+    #[test]
+    fn a_lock_is_not_taken_through_a_link() {
+        let (guard, run) = run();
+        let victim = guard.path().join("victim");
+        fs::write(&victim, "precious").unwrap();
+        std::os::unix::fs::symlink(&victim, run.path().join("disk.lock")).unwrap();
+        assert!(run.claim(&name("disk")).is_err());
+        assert_eq!(fs::read(&victim).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn sockets_of_others_stay() {
+        let (_guard, run) = run();
+        let control = run.control_socket().unwrap();
+        fs::rename(control.path(), run.path().join("before")).unwrap();
+        let path = control.path().to_owned();
+        let _other = UnixListener::bind(&path).unwrap();
+        drop(control);
+        assert!(path.exists(), "another process has put its own there");
+        // A device that was told to listen where another one's socket would be.
+        let live = UnixListener::bind(run.nbd_socket("disk")).unwrap();
+        drop(run.claim(&name("disk")).unwrap());
+        assert!(run.nbd_socket("disk").exists());
+        drop(live);
+        drop(run.claim(&name("disk")).unwrap());
+        assert!(!run.nbd_socket("disk").exists(), "what a dead one left is cleared away");
     }
 
     #[test]

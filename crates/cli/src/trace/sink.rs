@@ -1,6 +1,6 @@
 //! Where a trace goes.
 
-use std::fs::File;
+use engine::private::{Content, create};
 use std::io::{self, BufWriter, Write};
 use trace::blktrace::Encoder;
 use trace::wire::Frame;
@@ -57,7 +57,7 @@ impl Files {
             let file: Box<dyn Write> = match &self.prefix {
                 Some(prefix) => {
                     let path = format!("{prefix}.blktrace.{}", self.files.len());
-                    Box::new(BufWriter::with_capacity(1 << 18, File::create(path)?))
+                    Box::new(BufWriter::with_capacity(1 << 18, create(path.as_ref(), Content::New)?))
                 }
                 None => Box::new(io::stdout()),
             };
@@ -106,7 +106,7 @@ impl Sink for Files {
 fn output(path: Option<&str>) -> io::Result<Box<dyn Write>> {
     Ok(match path {
         None | Some("-") => Box::new(io::stdout()),
-        Some(path) => Box::new(BufWriter::new(File::create(path)?)),
+        Some(path) => Box::new(BufWriter::new(create(path.as_ref(), Content::New)?)),
     })
 }
 

@@ -82,7 +82,7 @@ pub struct NameTaken(String);
 impl Catalogue for Exports {
     fn list(&self, each: &mut dyn FnMut(&str, &str)) {
         for export in self.lock().iter() {
-            each(&export.name, &export.device.description());
+            each(&export.name, &export.device.public_description());
         }
     }
 
@@ -139,7 +139,7 @@ pub(crate) fn info_of(device: &Device) -> ExportInfo {
     let writable = !device.read_only();
     ExportInfo {
         size: device.size().0,
-        description: device.description(),
+        description: device.public_description(),
         block_sizes: BlockSizes {
             minimum: device.block_size_min(),
             preferred: device.block_size_preferred(),

@@ -277,7 +277,7 @@ fn boot() -> String {
 
 fn write(path: &Path, record: &Record) -> io::Result<()> {
     let beside = path.with_extension(format!("ublk.{}", std::process::id()));
-    let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC | OFlags::CLOEXEC;
+    let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let written = rustix::fs::open(&beside, flags, Mode::RUSR | Mode::WUSR)
         .map_err(io::Error::from)
         .and_then(|file| {

@@ -1,0 +1,78 @@
+//! What belongs to one user: the run directory, sockets and traces, and what clients are told of the host.
+
+use blockyard_tests::peer::Peer;
+use blockyard_tests::server::Sandbox;
+use blockyard_tests::tools::{missing, run};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::{UnixListener, UnixStream};
+
+#[test]
+fn a_run_directory_that_others_may_change_is_refused_by_every_command() {
+    let sandbox = Sandbox::default();
+    let run_dir = sandbox.run_dir();
+    fs::create_dir_all(&run_dir).expect("a folder");
+    fs::set_permissions(&run_dir, Permissions::from_mode(0o777)).expect("a mode");
+    for words in [&["serve", "zero:1M"][..], &["list"], &["show", "disk"], &["del", "disk"]] {
+        let said = sandbox.run(words).failed_with(1);
+        assert!(said.contains("others may write to it, its mode is 0777 (chmod 700"), "{words:?}: {said}");
+    }
+    fs::set_permissions(&run_dir, Permissions::from_mode(0o700)).expect("a mode");
+    sandbox.run(&["list"]).ok();
+}
+
+#[test]
+fn a_server_that_stops_leaves_another_server_s_socket() {
+    let sandbox = Sandbox::default();
+    let path = sandbox.path("s");
+    let address = format!("unix:{}", path.display());
+    let mut first = sandbox.serve("zero:1M", &["--name", "one", "--nbd", &address]);
+    fs::remove_file(&path).expect("a socket");
+    let second = UnixListener::bind(&path).expect("a socket");
+    first.terminate();
+    assert!(UnixStream::connect(&path).is_ok(), "it is another program's");
+    drop(second);
+}
+
+#[test]
+fn a_trace_is_its_owner_s_alone_and_follows_no_link() {
+    let sandbox = Sandbox::default();
+    let server = sandbox.serve("ram:1M", &["--name", "disk"]);
+    let mut peer = Peer::connect(&server.socket(), "disk");
+    let trace = |more: &[&str]| sandbox.run(&[&["trace", "disk", "-w", "0.2"], more].concat());
+    let mode = |name: &str| fs::metadata(sandbox.path(name)).expect("a file").permissions().mode() & 0o777;
+    peer.read(0, 512).expect("a read");
+    trace(&["-o", "prefix", "--format", "blktrace"]).ok();
+    assert_eq!(mode("prefix.blktrace.0"), 0o600);
+    trace(&["-o", "lines", "--format", "text"]).ok();
+    assert_eq!(mode("lines"), 0o600);
+    sandbox.text("precious", "text");
+    symlink(sandbox.path("precious"), sandbox.path("link")).expect("a link");
+    symlink(sandbox.path("precious"), sandbox.path("late.blktrace.0")).expect("a link");
+    for words in [["-o", "link", "--format", "text"], ["-o", "late", "--format", "blktrace"]] {
+        let said = trace(&words).failed();
+        assert!(said.contains("it is a symbolic link"), "{said}");
+    }
+    assert_eq!(fs::read_to_string(sandbox.path("precious")).expect("a file"), "text");
+}
+
+#[test]
+fn clients_are_not_told_where_the_host_keeps_a_disk() {
+    if missing(&["nbdinfo"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let path = sandbox.image("secret-name.img", 1 << 20);
+    sandbox.text("table", &format!("0 2048 linear {} 0", path.display()));
+    let stack = format!("file:{}", path.display());
+    for words in [vec!["serve", stack.as_str()], vec!["serve", "--table", "table"]] {
+        let words = [words, vec!["--name", "disk"]].concat();
+        let server = sandbox.start(&mut sandbox.blockyard(&words), 1);
+        for how in [&["nbdinfo", server.uri()][..], &["nbdinfo", "--list", server.uri()]] {
+            let told = run(&mut sandbox.tool(how)).ok();
+            // The name of the socket is how the client came here.
+            let told: Vec<&str> = told.lines().filter(|line| line.contains("description")).collect();
+            assert!(!told.is_empty() && !told.concat().contains('/'), "{told:?}");
+        }
+    }
+}
