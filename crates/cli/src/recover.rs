@@ -285,6 +285,33 @@ mod tests {
     }
 
     #[test]
+    fn a_device_keeps_the_format_of_its_first_start_whatever_its_file_begins_with_now() {
+        let folder = std::env::temp_dir().join(format!("blockyard-recover-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let disk = folder.join("disk");
+        let format = |option: &str, first: Option<&str>| {
+            let stack = format!("file:{}{option}", disk.display());
+            let words = Words::Line(["serve", &stack, "--ublk"].map(str::to_owned).into());
+            let mut record = Record::new("disk", "/srv".into(), words, false);
+            record.format = first.map(str::to_owned);
+            let topology = topology_of(&record).expect("it makes sense");
+            let StackSpec::File(file) = &topology.devices[0].stack else { panic!("it is a file") };
+            file.format
+        };
+        std::fs::write(&disk, [0; 512]).expect("a file");
+        assert_eq!(format("", None), FileFormat::Unspecified);
+        assert_eq!(format(",format=probe", None), FileFormat::Unspecified, "it was raw");
+        // A client, or another program, has written a header since.
+        std::fs::write(&disk, b"QFI\xfb\0\0\0\x03").expect("a file");
+        assert_eq!(format("", None), FileFormat::Given(Format::Raw));
+        assert_eq!(format(",ro", None), FileFormat::Given(Format::Raw));
+        assert_eq!(format(",format=probe", None), FileFormat::Given(Format::Raw));
+        assert_eq!(format(",format=probe", Some("vmdk")), FileFormat::Given(Format::Vmdk));
+        assert_eq!(format(",format=qcow2", Some("qcow2")), FileFormat::Given(Format::Qcow2));
+        std::fs::remove_dir_all(&folder).expect("it was there");
+    }
+
+    #[test]
     fn a_file_that_took_the_place_of_the_first_is_served_with_all_that_was_said_of_that() {
         let file = "/srv/d.toml".into();
         let text = "[device.disk]\nstack = \"file:a.img,ro,offset=512\"\n[[export]]\ndevice = \"disk\"\nublk = \"\"\n";

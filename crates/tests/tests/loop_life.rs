@@ -257,7 +257,10 @@ fn fuse_passthrough_reads_and_writes_the_image_itself() {
     let image = sandbox.noise("image", 4 << 20);
     let path = sandbox.path("disk.raw");
     let export = format!("{},passthrough", path.display());
-    let words = ["serve", &format!("file:{}", image.display()), "--name", "disk", "--fuse", &export];
+    let stack = format!("file:{}", image.display());
+    let unpinned = sandbox.run(&["serve", &stack, "--fuse", &export]).failed_with(1);
+    assert!(unpinned.contains("add format=raw"), "the kernel would write past the check: {unpinned}");
+    let words = ["serve", &format!("{stack},format=raw"), "--name", "disk", "--fuse", &export];
     let outcome = until(Duration::ZERO, || {
         let started = std::panic::catch_unwind(|| sandbox.start(&mut sandbox.blockyard(&words), 1));
         Some(started.ok())

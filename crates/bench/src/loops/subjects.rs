@@ -37,7 +37,7 @@ pub(super) const SUBJECTS: &[Subject] = &[
     Subject { name: "ours-one-thread", way: Way::Ours(&["file:{image}", "--loop", "--queues", "1"]) },
     Subject { name: "ours-direct", way: Way::Ours(&["file:{image},direct=on", "--loop"]) },
     Subject { name: "ours-ram", way: Way::Ours(&["ram:{size}", "--loop"]) },
-    Subject { name: "ours-passthrough", way: Way::Ours(&["file:{image}", "--loop=passthrough"]) },
+    Subject { name: "ours-passthrough", way: Way::Ours(&["file:{image},format=raw", "--loop=passthrough"]) },
     Subject {
         name: "nbdfuse",
         way: Way::Under(&["nbdfuse", "{file}", "--command", "nbdkit", "-s", "file", "{image}"]),
