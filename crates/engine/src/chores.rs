@@ -36,6 +36,9 @@ pub async fn watch(host: Arc<Host>) {
             for target in &loaded.targets {
                 let Some(chore) = target.target.chore() else { continue };
                 any = true;
+                for notice in target.target.notices() {
+                    tracing::warn!(device = %device.name(), "{}: {notice}", target.kind);
+                }
                 let is_this = |known: &&Known| std::ptr::addr_eq(known.chore.as_ptr(), Arc::as_ptr(&chore));
                 let busy = match known.iter().find(is_this) {
                     Some(known) => known.busy.clone(),

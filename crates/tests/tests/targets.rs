@@ -246,3 +246,63 @@ fn a_mirror_copies_by_itself_and_goes_on_without_a_device() {
     assert!(status().contains(" 1 AD 1 core"), "{}", status());
     peer.disconnect();
 }
+
+/// The leg that failed is the first of its table, and the table stays the same over restarts.
+#[test]
+fn a_mirror_knows_after_a_restart_which_leg_missed_an_acknowledged_write() {
+    let sandbox = Sandbox::default();
+    for (image, len) in [("a.img", MIB), ("b.img", MIB), ("log.img", 8192)] {
+        sandbox.image(image, len);
+    }
+    let socket = sandbox.path("s.sock");
+    let export =
+        |name: &str| format!("[[export]]\ndevice = \"{name}\"\nnbd = \"unix:{}\"\n", socket.display());
+    let topology = format!(
+        "[device.leg]\ntable = \"0 2048 linear a.img 0\"\n\
+         [device.m]\ntable = \"0 2048 mirror disk 2 log.img 64 2 leg 0 b.img 0\"\n{}{}",
+        export("leg"),
+        export("m")
+    );
+    let status = || sandbox.run(&["status", "m"]).ok();
+    let is = |wanted: &str| until(PATIENCE, || (status() == wanted).then_some(())).is_some();
+    let whole = "0 2048 mirror 2 leg b.img 32/32 1 AA 3 disk log.img A\n";
+    let load = |device: &str, table: &str| {
+        let file = sandbox.text("next.table", table);
+        sandbox.run(&["table", device, "--load", &file.to_string_lossy()]).ok();
+        sandbox.run(&["resume", device]).ok();
+    };
+    let mut server = sandbox.up(&topology, 2);
+    assert!(is(whole), "{}", status());
+    load("leg", "0 2048 flakey a.img 0 0 9 1 error_writes");
+    let mut peer = connect(&server, "m");
+    let data = noise(1, 65536);
+    peer.write(0, &data, CommandFlags::FUA).unwrap();
+    peer.disconnect();
+    assert!(status().contains(" 1 DA 3 disk"), "{}", status());
+    server.terminate();
+    for killed in [true, false] {
+        let mut server = sandbox.up(&topology, 2);
+        let mut peer = connect(&server, "m");
+        assert_eq!(peer.read(0, 65536).unwrap(), data, "it was acknowledged");
+        peer.disconnect();
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(file(&sandbox, "b.img")[..65536] == data[..], "nothing is copied from a leg that failed");
+        assert!(status().contains(" 1 DA 3 disk"), "{}", status());
+        let shown = sandbox.run(&["show", "m"]).ok();
+        assert!(shown.contains("leg is left out: it missed writes; recorded in log.img"), "{shown}");
+        let named = "mirror: leg is left out: it missed writes; recorded in log.img";
+        assert!(until(PATIENCE, || server.log().contains(named).then_some(())).is_some(), "{}", server.log());
+        if killed { server.kill() } else { server.terminate() }
+    }
+    // All of it is copied to the leg, which is in use from then on.
+    let mut server = sandbox.up(&topology, 2);
+    load("m", "0 2048 mirror disk 3 log.img 64 sync 2 leg 0 b.img 0");
+    assert!(is(whole), "{}", status());
+    assert!(file(&sandbox, "a.img")[..65536] == data[..]);
+    let cleared = || file(&sandbox, "log.img")[16..1024].iter().all(|&byte| byte == 0).then_some(());
+    assert!(until(PATIENCE, cleared).is_some(), "the record goes");
+    server.terminate();
+    let mut server = sandbox.up(&topology, 2);
+    assert_eq!(status(), whole);
+    server.terminate();
+}

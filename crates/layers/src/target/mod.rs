@@ -112,6 +112,11 @@ pub trait Target<R: Ring>: Layer<R> {
     /// The device goes on, or its table is in use for the first time.
     fn resume(&self) {}
 
+    /// What happened since this was asked last that belongs into the log of the process, a sentence each.
+    fn notices(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// What it has to do without being asked by a request.
     fn chore(&self) -> Option<Arc<dyn chore::Chore>> {
         None

@@ -302,6 +302,11 @@ impl Rig {
         Ok(Rig { target, disks, ring, profile, chores, names, queue, log })
     }
 
+    /// Its disks, for what a test does in the place of whoever looks after targets.
+    pub(crate) fn below(&self) -> Below {
+        Below(self.disks.clone())
+    }
+
     /// The next requests to a disk end like this.
     pub(crate) fn fail(&mut self, disk: usize, status: Status) {
         self.disks[disk].borrow_mut().failures.push_back(status);

@@ -57,7 +57,12 @@ pub enum Breakage {
     StaleLeg,
     /// Now and then a piece of a region is not copied.
     HalfCopied,
+    /// The log of a mirror does not keep the record of legs that failed.
+    ForgottenRecord,
 }
+
+/// Where a mirror's log has the record of legs that failed.
+pub(super) const RECORD_AT: std::ops::Range<usize> = 16..512;
 
 impl Breakage {
     /// It is made below an overlay.
@@ -73,12 +78,12 @@ impl Breakage {
 
     /// It is made in a mirror, rather than in a snapshot or its origin.
     pub(super) fn is_of_mirrors(self) -> bool {
-        use Breakage::{EarlyUnmark, ForgottenMark, HalfCopied, StaleLeg};
-        matches!(self, ForgottenMark | EarlyUnmark | StaleLeg | HalfCopied)
+        use Breakage::{EarlyUnmark, ForgottenMark, ForgottenRecord, HalfCopied, StaleLeg};
+        matches!(self, ForgottenMark | EarlyUnmark | StaleLeg | HalfCopied | ForgottenRecord)
     }
 
     /// Those of targets that keep state.
-    pub const OF_TARGETS: [Breakage; 8] = [
+    pub const OF_TARGETS: [Breakage; 9] = [
         Breakage::ForgottenCopy,
         Breakage::EarlyException,
         Breakage::PassedBy,
@@ -87,6 +92,7 @@ impl Breakage {
         Breakage::EarlyUnmark,
         Breakage::StaleLeg,
         Breakage::HalfCopied,
+        Breakage::ForgottenRecord,
     ];
 
     /// Those of stacks.
@@ -219,6 +225,13 @@ impl<R: Ring> Node<R> for BrokenBelow {
             }
             (Breakage::EarlyException, Op::Flush) | (Breakage::ForgottenMark, Op::Write) => {
                 return Verdict::Up(Status::Ok);
+            }
+            (Breakage::ForgottenRecord, Op::Write) => {
+                // The buffer is the mirror's own, and is written from its start.
+                let first = cx.segments(req.data, req.len.0).next();
+                if let Some(first) = first.filter(|first| first.len as usize >= RECORD_AT.end) {
+                    cx.ring.bytes_mut(first)[RECORD_AT].fill(0);
+                }
             }
             (Breakage::EarlyTable, Op::Flush) => {
                 self.owed = !self.owed;

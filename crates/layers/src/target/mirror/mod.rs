@@ -7,7 +7,11 @@
 //! (`disk`), in the kernel's format.
 
 mod node;
+mod record;
+#[cfg(test)]
+mod restarts;
 mod shared;
+mod standing;
 #[cfg(test)]
 mod tests;
 mod words;
@@ -15,10 +19,11 @@ mod words;
 use super::chore::{Chore, Disks};
 use super::{Area, Devices, Kind, Names, Place, Status, Target, TargetError, long_number, number, stack};
 use crate::Layer;
-use block::{LimitsError, Profile, Sectors};
+use block::{Fact, LimitsError, Profile, Sectors};
 use node::MirrorNode;
 use queue::{Node, NodeId, Ring};
-use shared::{Leg, Shared};
+use shared::Shared;
+use standing::Leg;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use words::{LEGS_MAX, LogKind, LogWords, features};
@@ -62,13 +67,13 @@ fn make<R: Ring>(
                 "{name} too small for target: start={start}, len={len}, dev_size={size}"
             )));
         }
-        legs.push(Leg::new(device, Sectors(start)));
+        legs.push(Leg::new(device, Sectors(start), pair[0], devices.identity(device)));
     }
     let features = features(&words[1 + 2 * count..])?;
     if place.len.0.div_ceil(log.region.0) > REGIONS_MAX {
         return Err(TargetError::new(failed).with_errno(libc::ENOMEM));
     }
-    let shared = Arc::new(Shared::new(legs, place.len, log, log_device, features));
+    let shared = Arc::new(Shared::new(legs, place.len, log, log_device.zip(log_word), features));
     if let Some(device) = log_device {
         let block = devices.profile(device).limits.logical_block_size.0.max(4096);
         let len = shared.log_len(block);
@@ -102,6 +107,11 @@ impl<R: Ring> Layer<R> for Mirror {
 
     fn looks_at_data(&self) -> bool {
         false
+    }
+
+    fn describe(&self) -> Vec<Fact> {
+        let told = self.shared.told();
+        if told.is_empty() { Vec::new() } else { vec![("mirror legs", told.join("; "))] }
     }
 
     fn node(&self, _: &Profile, below: &[NodeId]) -> Box<dyn Node<R>> {
@@ -154,10 +164,14 @@ impl<R: Ring> Target<R> for Mirror {
 
     /// The table before this one may write the log until now.
     fn prepare(&self, disks: &mut dyn Disks) -> Result<(), TargetError> {
-        if let Some(device) = self.shared.log_device {
-            self.shared.read_log(device, disks);
+        match self.shared.log_device {
+            Some(device) => self.shared.read_log(device, disks),
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    fn notices(&self) -> Vec<String> {
+        self.shared.notices()
     }
 
     fn presuspend(&self, noflush: bool) {

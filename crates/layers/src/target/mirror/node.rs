@@ -3,7 +3,8 @@
 //! A write is held here while its copies are under way. When one of those fails, which one is found by writing again, device
 //! by device: the copies do not say.
 
-use super::shared::{Ill, Shared};
+use super::shared::Shared;
+use super::standing::{Grant, Ill};
 use block::{Bytes, Cookie, Data, Flags, Op, Request, Segment, Status};
 use queue::{ChildKind, Cx, Node, NodeId, Ring, Verdict};
 use std::sync::Arc;
@@ -32,6 +33,8 @@ enum Phase {
     Each(usize),
     /// Soon at this one.
     EachAgain(usize),
+    /// Done; the log is to say which leg failed before that is acknowledged.
+    Record,
     /// Held for the table that comes.
     Hold,
 }
@@ -180,20 +183,43 @@ impl MirrorNode {
 
     /// The marks are to be on disk first.
     fn log<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
-        let Some(device) = self.shared.log_device else { return self.wait(io, true, cx) };
+        if self.write_log(io, cx) {
+            self.slot(io).phase = Phase::Log;
+            return Verdict::Held;
+        }
+        self.wait(io, true, cx)
+    }
+
+    /// Write the log as it is to be now. False: somebody else does, or there is no memory.
+    fn write_log<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> bool {
+        let Some(device) = self.shared.log_device.filter(|_| cx.spare_children() > 0) else { return false };
         let len = self.shared.log_len(4096) as u32;
-        let Some(buffer) = cx.ring.allocate(len) else { return self.wait(io, true, cx) };
+        let Some(buffer) = cx.ring.allocate(len) else { return false };
         if !self.shared.claim_log() {
             cx.ring.free(buffer);
-            return self.wait(io, true, cx);
+            return false;
         }
         self.shared.encode_log(cx.ring.bytes_mut(buffer));
         let mut write = Request::new(Op::Write, Bytes::ZERO, Bytes(len.into()));
         (write.data, write.flags) = (Data::One(buffer), Flags::FUA);
-        (self.slot(io).phase, self.slot(io).buffer) = (Phase::Log, buffer);
+        self.slot(io).buffer = buffer;
         let spawned = cx.spawn(io, self.below[device], ChildKind::Copy, write);
-        debug_assert!(spawned.is_ok(), "spare children were seen");
-        Verdict::Held
+        debug_assert!(spawned.is_ok(), "a spare child was seen");
+        true
+    }
+
+    /// A write or flush is done. It is acknowledged once a restart would not take a leg for right that lacks it.
+    fn acknowledge<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
+        match self.shared.grant() {
+            Grant::Yes => Verdict::Up(Status::Ok),
+            Grant::Recorded if self.write_log(io, cx) => {
+                self.slot(io).phase = Phase::Record;
+                Verdict::Held
+            }
+            Grant::Recorded => self.look_again(io, Phase::Record, cx),
+            Grant::No if self.shared.handles_errors && !self.shared.keeps_log => self.hold_for_table(io, cx),
+            Grant::No => Verdict::Up(Status::IoError),
+        }
     }
 
     /// A write that is to be marked and cannot be: nothing is written until there is a table with a log that can. Regions
@@ -269,7 +295,7 @@ impl MirrorNode {
         if failed != 0 && shared.handles_errors && !shared.keeps_log {
             return self.hold_for_table(io, cx);
         }
-        Verdict::Up(Status::Ok)
+        self.acknowledge(io, cx)
     }
 
     /// Another table is to take the request, whole: some devices may have it and some not until then.
@@ -340,6 +366,7 @@ impl<R: Ring> Node<R> for MirrorNode {
             Phase::Wait(entered) => self.write(io, req, entered, cx),
             Phase::ReadAgain => self.read(io, req).unwrap_or(Verdict::Up(Status::IoError)),
             Phase::EachAgain(leg) => self.each(io, req, leg, cx),
+            Phase::Record => self.acknowledge(io, cx),
             _ => self.hold(io, cx),
         }
     }
@@ -364,6 +391,22 @@ impl<R: Ring> Node<R> for MirrorNode {
                 }
                 self.shared.log_ends(status.is_ok());
                 self.write(io, req, true, cx)
+            }
+            Phase::Record => {
+                cx.ring.free(self.slot(io).buffer);
+                match status {
+                    Status::Requeue => {
+                        self.shared.log_stays();
+                        // The region was left: the whole request is carried out again.
+                        return Verdict::Up(Status::Requeue);
+                    }
+                    _ if passes(status) && self.is_patient(io) => self.shared.log_stays(),
+                    _ => {
+                        self.shared.log_ends(status.is_ok());
+                        return self.acknowledge(io, cx);
+                    }
+                }
+                self.look_again(io, Phase::Record, cx)
             }
             Phase::Each(_) if status == Status::Requeue => self.requeue(req, true),
             Phase::Each(leg) => {

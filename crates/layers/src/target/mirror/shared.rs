@@ -9,7 +9,9 @@
 //! *Invariant:* a mark goes only after all devices were flushed, and while each of them has all that was written.
 //! *Invariant:* `synced` is the number of regions that are in sync, whenever no change is under way.
 
+use super::super::TargetError;
 use super::super::chore::{Chore, Disks};
+use super::standing::{Ill, Leg, Standings};
 use super::words::LogWords;
 use block::{Bytes, Sectors};
 use queue::Nanos;
@@ -34,47 +36,6 @@ const AGAIN_NS: u64 = 1_000_000_000;
 const AGAIN_NS_MAX: u64 = 60_000_000_000;
 /// No region, or no time.
 const NONE: u64 = u64::MAX;
-
-/// What was seen of a device, as the kernel's bits have it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Ill {
-    Write = 1,
-    Flush = 2,
-    Sync = 4,
-    Read = 8,
-}
-
-/// A device of the mirror.
-#[derive(Debug)]
-pub(super) struct Leg {
-    /// The number of its device.
-    pub(super) device: usize,
-    pub(super) start: Sectors,
-    ills: AtomicU32,
-}
-
-impl Leg {
-    pub(super) fn new(device: usize, start: Sectors) -> Leg {
-        Leg { device, start, ills: AtomicU32::new(0) }
-    }
-
-    pub(super) fn is_alive(&self) -> bool {
-        self.ills.load(Acquire) == 0
-    }
-
-    /// The kernel's letter for it.
-    fn letter(&self) -> char {
-        let ills = self.ills.load(Acquire);
-        let has = |ill: Ill| ills & ill as u32 != 0;
-        match ills {
-            0 => 'A',
-            _ if has(Ill::Flush) => 'F',
-            _ if has(Ill::Write) => 'D',
-            _ if has(Ill::Sync) => 'S',
-            _ => 'R',
-        }
-    }
-}
 
 /// Bits of regions.
 #[derive(Debug)]
@@ -108,8 +69,10 @@ pub(super) struct Shared {
     pub(super) legs: Box<[Leg]>,
     pub(super) len: Sectors,
     pub(super) log: LogWords,
-    /// The log's device, if it is on disk.
+    /// The log's device, if it is on disk, and what the table calls it.
     pub(super) log_device: Option<usize>,
+    pub(super) log_name: String,
+    pub(super) standings: Standings,
     pub(super) handles_errors: bool,
     pub(super) keeps_log: bool,
     cells: Box<[AtomicU32]>,
@@ -133,7 +96,7 @@ pub(super) struct Shared {
     log_busy: AtomicBool,
     log_failed: AtomicBool,
     /// The leg that is read, and that others are copied from.
-    primary: AtomicUsize,
+    pub(super) primary: AtomicUsize,
     /// Where the search for what is to be copied goes on.
     cursor: AtomicU64,
     /// The first of the regions that are in sync and could not be made equal, for a reason that may pass, and when to try again.
@@ -156,7 +119,7 @@ impl Shared {
         legs: Vec<Leg>,
         len: Sectors,
         log: LogWords,
-        log_device: Option<usize>,
+        log_device: Option<(usize, &str)>,
         [handles_errors, keeps_log]: [bool; 2],
     ) -> Shared {
         let regions = len.0.div_ceil(log.region.0);
@@ -164,7 +127,9 @@ impl Shared {
         Shared {
             legs: legs.into(),
             len,
-            log_device,
+            log_device: log_device.map(|(device, _)| device),
+            log_name: log_device.map(|(_, name)| name.to_owned()).unwrap_or_default(),
+            standings: Standings::default(),
             handles_errors,
             keeps_log,
             cells: (0..regions).map(|_| AtomicU32::new(0)).collect(),
@@ -216,25 +181,35 @@ impl Shared {
             self.going.0[at].store(going, Relaxed);
             bytes.copy_from_slice(&going.to_le_bytes()[..bytes.len()]);
         }
+        // After the marks: a leg that fails meanwhile is recorded by whoever is to acknowledge a write without it.
+        self.encode_record(into);
     }
 
-    /// Begin with what the log says. One that cannot be read is taken to say that nothing is in sync, as in the kernel.
-    pub(super) fn read_log(&self, device: usize, disks: &mut dyn Disks) {
+    /// Begin with what the log says.
+    ///
+    /// # Errors
+    /// It cannot be read, or its record refuses the table: nobody knows which leg has all.
+    pub(super) fn read_log(&self, device: usize, disks: &mut dyn Disks) -> Result<(), TargetError> {
         let mut bytes = vec![0; self.log_len(4096)];
-        if disks.read(device, Bytes::ZERO, &mut bytes).is_err() {
-            bytes.fill(0);
+        if let Err(why) = disks.read(device, Bytes::ZERO, &mut bytes) {
+            return Err(self.refused(&format!("it cannot be read ({why}), and may record that a leg failed")));
         }
+        self.take_record(&bytes)?;
         self.decode_log(&bytes);
         self.encode_log(&mut bytes);
         let written = disks.write(device, Bytes::ZERO, &bytes).and_then(|()| disks.flush(device));
         self.log_ends(written.is_ok());
+        Ok(())
+    }
+
+    /// Whether what was read is a log, ours or the kernel's.
+    pub(super) fn is_log(bytes: &[u8]) -> bool {
+        bytes[..4] == MAGIC.to_le_bytes() && bytes[4..8] == VERSION.to_le_bytes()
     }
 
     /// Take in a log that was read: regions without a mark are in sync. What is no log of ours is none at all.
     pub(super) fn decode_log(&self, bytes: &[u8]) {
-        let word =
-            |at: usize| bytes[at..at + 4].iter().rev().fold(0u32, |word, byte| word << 8 | u32::from(*byte));
-        let known = if word(0) == MAGIC && word(4) == VERSION {
+        let known = if Shared::is_log(bytes) {
             bytes[8..16].iter().rev().fold(0u64, |count, byte| count << 8 | u64::from(*byte))
         } else {
             0
@@ -310,6 +285,7 @@ impl Shared {
             for (unmarked, going) in self.unmarked.0.iter().zip(&self.going.0) {
                 unmarked.store(going.load(Relaxed), SeqCst);
             }
+            self.record_ends();
         } else if !self.log_failed.swap(true, AcqRel) {
             self.events.fetch_add(1, Relaxed);
         }
@@ -340,24 +316,6 @@ impl Shared {
             return None;
         }
         (0..self.legs.len()).find(|&leg| tried & 1 << leg == 0 && self.legs[leg].is_alive())
-    }
-
-    /// A device failed something.
-    pub(super) fn fail(&self, leg: usize, ill: Ill) {
-        let before = self.legs[leg].ills.fetch_or(ill as u32, AcqRel);
-        if before & ill as u32 == 0 {
-            self.events.fetch_add(1, Relaxed);
-        }
-        if ill == Ill::Flush {
-            self.keep_marks();
-        }
-        // Another takes its place only if that has all.
-        if leg == self.primary()
-            && self.synced.load(Acquire) == self.regions()
-            && let Some(next) = self.legs.iter().position(Leg::is_alive)
-        {
-            self.primary.store(next, Release);
-        }
     }
 
     /// What is marked now stays so.
@@ -402,13 +360,13 @@ impl Shared {
         self.suspended.store(false, Relaxed);
     }
 
+    pub(super) fn is_all_in_sync(&self) -> bool {
+        self.synced.load(Acquire) == self.regions()
+    }
+
     /// Regions in sync, and all.
     pub(super) fn progress(&self) -> (u64, u64) {
         (self.synced.load(Acquire), self.regions())
-    }
-
-    pub(super) fn letters(&self) -> String {
-        self.legs.iter().map(Leg::letter).collect()
     }
 
     /// Where to search. It is the caller's from here on: whoever has something copied again meanwhile leaves its own place.
@@ -438,8 +396,10 @@ impl Shared {
             }
         };
         let is_copied = whole && self.flush_legs(disks);
-        let was_last =
-            is_copied && self.set_sync(region, true) && self.synced.load(Acquire) == self.regions();
+        let was_last = is_copied && self.set_sync(region, true) && self.is_all_in_sync();
+        if was_last {
+            self.have_returned();
+        }
         if is_copied {
             if self.torn.set(region, false) {
                 self.torn_count.fetch_sub(1, AcqRel);
@@ -553,6 +513,13 @@ impl Shared {
         self.again.load(Relaxed) != NONE && now.0 >= self.again_ns.load(Relaxed)
     }
 
+    /// Whether the log is to be written although no request waits for that.
+    fn wants_log(&self, now: Nanos) -> bool {
+        let old = || self.is_quiet(now) && (self.stale.load(Acquire) || self.has_old_marks());
+        let is_free = !self.has_log_failed() && !self.log_busy.load(Relaxed);
+        self.log_device.is_some() && is_free && (self.wants_record() || old())
+    }
+
     /// Old marks go, and what changed is written. A mark that goes means that after a crash nothing of the region is copied:
     /// so what was written to it is flushed first. Writes that need a mark meanwhile wait for the log.
     fn write_log(&self, device: usize, disks: &mut dyn Disks) {
@@ -572,9 +539,7 @@ impl Shared {
 
 impl Chore for Shared {
     fn is_due(&self, now: Nanos) -> bool {
-        let log = self.log_device.is_some() && !self.has_log_failed() && self.is_quiet(now);
-        !self.is_suspended()
-            && (self.wants_copies(now) || log && (self.stale.load(Acquire) || self.has_old_marks()))
+        !self.is_suspended() && (self.wants_copies(now) || self.wants_log(now))
     }
 
     fn step(&self, now: Nanos, disks: &mut dyn Disks) {
@@ -590,9 +555,9 @@ impl Chore for Shared {
                 self.copy_region(region, now, disks);
             }
         }
-        if let Some(device) = self.log_device.filter(|_| self.is_quiet(now) && !self.has_log_failed())
+        if let Some(device) = self.log_device
             && !self.is_suspended()
-            && (self.stale.load(Acquire) || self.has_old_marks())
+            && self.wants_log(now)
         {
             self.write_log(device, disks);
         }

@@ -3,7 +3,7 @@
 //! It waits for each request while the machine goes on, and the power may go meanwhile: from then on all fails.
 
 use super::machine::{Machine, Made};
-use crate::simulation::breakage::Breakage;
+use crate::simulation::breakage::{Breakage, RECORD_AT};
 use crate::simulation::parts::Builder;
 use block::{Bytes, Data, Op, Profile, Request};
 use layers::target::chore::Disks;
@@ -132,6 +132,9 @@ impl<'a> Below<'a> {
         };
         if is_forgotten {
             return Ok(());
+        }
+        if breakage == Some(Breakage::ForgottenRecord) && op == Op::Write && !is_leg {
+            bytes[RECORD_AT].fill(0);
         }
         let result = self.machine.ask(self.disks[device], op, at, bytes);
         self.failed |= result.is_err() && !self.machine.is_cut;

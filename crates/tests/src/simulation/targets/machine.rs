@@ -30,6 +30,16 @@ const SECTORS_MAX: u64 = 32;
 /// Devices that are known to more than one run are not: each has disks of its own.
 static MACHINES: AtomicU64 = AtomicU64::new(0);
 
+/// What became of a table that was to take another's place.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) enum Swap {
+    Done,
+    /// The one before it goes on.
+    Refused(String),
+    /// The power went.
+    Cut,
+}
+
 /// What may go wrong besides what the model finds.
 pub(super) type Outcomes = Result<(), String>;
 
@@ -303,7 +313,7 @@ impl Machine {
         let has_log = made.has_log();
         let is_here = match breakage {
             Breakage::ForgottenCopy | Breakage::EarlyException => is_origin && child > 0,
-            Breakage::ForgottenMark => has_log && child == 0,
+            Breakage::ForgottenMark | Breakage::ForgottenRecord => has_log && child == 0,
             Breakage::StaleLeg => !has_log || child > 0,
             _ => false,
         };
@@ -314,8 +324,8 @@ impl Machine {
         Part::BrokenBelow { breakage, data_at: Bytes(2 * chunk.0), below: Box::new(part) }
     }
 
-    /// Another table for a device, amid the load. False: the power went.
-    pub(super) fn swap(&mut self, show: usize, made: Made) -> Result<bool, String> {
+    /// Another table for a device, amid the load.
+    pub(super) fn swap(&mut self, show: usize, made: Made) -> Result<Swap, String> {
         self.note("swap", &[("show", show as u64)]);
         let before = self.shows[show].made.target.clone();
         before.presuspend(true);
@@ -324,15 +334,19 @@ impl Machine {
             self.turn()?;
             self.chores()?;
             if self.is_cut {
-                return Ok(false);
+                return Ok(Swap::Cut);
             }
         }
         let prepared = made.target.prepare(&mut Below::new(self, &made));
         self.check()?;
         if self.is_cut {
-            return Ok(false);
+            return Ok(Swap::Cut);
         }
-        prepared.map_err(|why| format!("a table cannot be put to use: {why}"))?;
+        if let Err(why) = prepared {
+            before.resume();
+            self.freeze(show, false);
+            return Ok(Swap::Refused(why.to_string()));
+        }
         let sectors = self.shows[show].manners.sectors;
         for id in self.shows[show].ids.clone() {
             let stack = self.stack(&made, sectors);
@@ -342,7 +356,7 @@ impl Machine {
         self.shows[show].made = made;
         self.freeze(show, false);
         self.outcome.swaps += 1;
-        Ok(true)
+        Ok(Swap::Done)
     }
 
     fn freeze(&mut self, show: usize, freeze: bool) {

@@ -2,10 +2,11 @@
 //! read, requests do not fail while one device does not, regions without a mark are the same on all devices after a crash, and
 //! all devices are the same when all is in sync.
 //!
-//! Its administrator does what docs/targets/mirror.md asks for: the next table names a device first that has all, and
-//! copies everything where the log had failed or a device was left out meanwhile.
+//! Its administrator does what docs/targets/mirror.md asks for: the next table says `sync` where the log had failed or a device
+//! was left out meanwhile. A restart is with the same table, whichever device failed before; where the log has a record of
+//! that, the next table may name the devices in any order.
 
-use super::machine::{Machine, Outcomes};
+use super::machine::{Machine, Outcomes, Swap};
 use crate::simulation::{Outcome, Scenario};
 use block::{Bytes, Sectors};
 use sim::{Faults, Model, Rng, SECTOR_LEN, Tracer};
@@ -14,6 +15,8 @@ use sim::{Faults, Model, Rng, SECTOR_LEN, Tracer};
 const REQUESTS: u64 = 200;
 /// Where the bits of a log begin.
 const BITS_AT: u64 = 1024;
+/// Where its record of legs that failed begins.
+const RECORD_AT: u64 = 16;
 /// Longer than nothing is written before marks go.
 const QUIET_NS: u64 = 300_000_000;
 /// How often what cannot be copied is tried again, and for how long, until a device is to blame for that.
@@ -30,25 +33,30 @@ pub(super) struct Plan {
     /// There is a disk more, for the log.
     has_log: bool,
     features: &'static str,
+    /// Any disk may have troubles, whatever the others have: requests may fail, and what was acknowledged is still there.
+    harsh: bool,
 }
 
 impl Plan {
     pub(super) fn random(rng: &mut Rng, scenario: Scenario) -> Plan {
         let sectors = Sectors(rng.between(8, 64) * 8 + rng.below(2) * rng.below(8));
         let starts = (0..rng.between(2, 3)).map(|_| Sectors(rng.below(2) * rng.below(20))).collect();
-        Plan {
+        let mut plan = Plan {
             sectors,
             region: Sectors(*rng.pick(&[8, 8, 16, 64])),
             starts,
             has_log: scenario.breakage.is_some() || rng.chance(600),
             features: rng.pick::<&str>(&["", " 1 handle_errors", " 2 handle_errors keep_log"]),
-        }
+            harsh: false,
+        };
+        plan.harsh = plan.has_log && rng.chance(300);
+        plan
     }
 
     pub(super) fn describe(&self) -> String {
-        let Plan { sectors, region, starts, has_log, features } = self;
-        let log = if *has_log { "disk" } else { "core" };
-        format!("mirror of {} sectors, {log} {}, at {starts:?}{features}", sectors.0, region.0)
+        let Plan { sectors, region, starts, has_log, features, harsh } = self;
+        let (log, harsh) = (if *has_log { "disk" } else { "core" }, if *harsh { ", harsh" } else { "" });
+        format!("mirror of {} sectors, {log} {}, at {starts:?}{features}{harsh}", sectors.0, region.0)
     }
 
     fn legs(&self) -> usize {
@@ -75,6 +83,8 @@ pub(super) struct World {
     plan: Plan,
     /// Its disks, as the table names them.
     order: Vec<usize>,
+    /// The table in use: its disks in order, and its words.
+    table: (Vec<usize>, String),
     /// The disk that has troubles.
     troubled: Option<usize>,
     /// All is to be copied by the next table.
@@ -95,7 +105,8 @@ impl World {
             machine.put(leg, start, &vec![0x55; (plan.sectors.0 << 9) as usize]);
         }
         let order = (0..plan.legs()).collect();
-        let mut world = World { machine, plan, order, troubled: None, copies_all: !same };
+        let table = (Vec::new(), String::new());
+        let mut world = World { machine, plan, order, table, troubled: None, copies_all: !same };
         let words = world.words(same.then_some("nosync"));
         world.show(&words, model)?;
         world.machine.set_calm(false);
@@ -143,6 +154,8 @@ impl World {
         let shown = made.and_then(|made| self.machine.show(0, made, model));
         let number = shown.map_err(|why| format!("mirror {words}: {why}"))?;
         self.machine.shows[number].manners.can_refuse = true;
+        self.machine.shows[number].manners.can_fail = self.plan.harsh;
+        self.table = (self.order.clone(), words.to_owned());
         // Nor does a mirror say it: of two writes at once either may be the last, on each of its devices.
         self.machine.shows[number].is_orderly = true;
         self.copies_all = false;
@@ -228,45 +241,81 @@ impl World {
         Ok(())
     }
 
-    /// One of the disks has troubles for a while: one of those that are not needed.
+    /// One of the disks has troubles for a while: one of those that are not needed, unless all is to be expected.
     fn trouble(&mut self) {
         let Ok(Health { in_sync, bad, log_failed, .. }) = self.health() else { return };
-        if self.troubled.is_some() || !bad.is_empty() || log_failed || self.machine.shows.is_empty() {
+        let is_ill = !bad.is_empty() || log_failed;
+        if self.troubled.is_some() || is_ill && !self.plan.harsh || self.machine.shows.is_empty() {
+            return;
+        }
+        if self.has_record() && !in_sync && !self.plan.harsh {
+            // Which one the others are copied from, the log says.
             return;
         }
         // Until the others have all, nothing may happen to the first.
-        let mut disks: Vec<usize> = self.order[usize::from(!in_sync)..].to_vec();
+        let spared = usize::from(!in_sync && !self.plan.harsh);
+        let mut disks: Vec<usize> = self.order[spared..].to_vec();
         disks.extend(self.plan.log());
         let disk = *self.machine.rng.pick(&disks);
+        // What a failed sync of the only disk that has all lost, nothing brings back.
+        let is_needed = is_ill || !in_sync;
         let rng = &mut self.machine.rng;
         let faults = Faults {
             io_error: *rng.pick(&[50, 300, 1000]),
             again: *rng.pick(&[0, 100]),
             no_space: *rng.pick(&[0, 100]),
-            sync_error: *rng.pick(&[0, 300]),
+            sync_error: if is_needed { 0 } else { *rng.pick(&[0, 300]) },
             ..Faults::NONE
         };
         self.machine.set_faults(disk, Some(faults));
         self.troubled = Some(disk);
-        let fails_with_log = self.plan.log() == Some(disk) && self.plan.features.contains("keep_log");
-        self.machine.shows[0].manners.can_fail |= fails_with_log;
+        // Without a log on disk a failure of the first, and with `nosync` of any, has to reach the client.
+        let keeps_log = self.plan.features.contains("keep_log");
+        let is_told = match self.plan.log() {
+            Some(log) => disk == log && keeps_log,
+            None => !keeps_log && (disk == self.order[0] || self.table.1.contains("nosync")),
+        };
+        self.machine.shows[0].manners.can_fail |= is_told;
     }
 
-    /// Something has failed: a table in which what has all comes first. False: the machine went down.
+    fn shuffle(&mut self) {
+        let rng = &mut self.machine.rng;
+        self.order.sort_by_cached_key(|_| rng.word());
+    }
+
+    /// The log on disk says that a leg failed.
+    fn has_record(&self) -> bool {
+        self.plan.log().is_some_and(|log| self.machine.content(log, Bytes(RECORD_AT), 8) != [0; 8])
+    }
+
+    /// Something has failed: the next table. False: the machine went down.
     fn mend(&mut self) -> Result<bool, String> {
-        let Health { good, bad, log_failed, .. } = self.health()?;
-        if good.is_empty() {
+        let Health { good, bad, log_failed, in_sync } = self.health()?;
+        if good.is_empty() && !self.plan.harsh {
             return Err("all disks have failed, though one had troubles at most".to_owned());
+        }
+        let waits = !log_failed && !self.plan.features.ends_with("handle_errors");
+        if waits && self.machine.rng.chance(500) {
+            // It goes on without.
+            return Ok(true);
         }
         if let Some(disk) = self.troubled.filter(|_| self.machine.rng.chance(600)) {
             self.machine.set_faults(disk, None);
             self.machine.plug_again(disk);
             self.troubled = None;
         }
-        self.copies_all |= log_failed;
-        self.order = [good, bad].concat();
-        if self.order.len() > 2 && self.machine.rng.chance(300) {
-            self.order.truncate(2);
+        self.copies_all |= log_failed || self.has_record() && self.machine.rng.chance(500);
+        match self.machine.rng.below(3) {
+            // The same, whichever is bad: nothing that it lacks was acknowledged, unless that is recorded.
+            _ if self.plan.harsh && !self.has_record() && !in_sync => {}
+            0 if self.plan.has_log && (self.has_record() || self.troubled.is_none()) => {}
+            1 if self.has_record() => self.shuffle(),
+            _ => {
+                self.order = [good, bad].concat();
+                if self.order.len() > 2 && self.machine.rng.chance(300) {
+                    self.order.truncate(2);
+                }
+            }
         }
         self.put_to_use()
     }
@@ -282,7 +331,12 @@ impl World {
             self.order.rotate_left(1);
         }
         // Nobody copies from a disk that is known to have troubles.
-        self.order.sort_by_key(|&leg| self.troubled == Some(leg));
+        let unrecorded = !self.has_record() && (self.troubled.is_some() || !self.plan.has_log);
+        if unrecorded && in_sync {
+            self.order.sort_by_key(|&leg| self.troubled == Some(leg));
+        } else if unrecorded && !self.plan.harsh {
+            self.order.sort_by_key(|leg| bad.contains(leg));
+        }
         self.machine.load = self.machine.rng.below(20);
         self.put_to_use().map(drop)
     }
@@ -291,27 +345,56 @@ impl World {
         let words = self.words(self.copies_all.then_some("sync"));
         let made = self.machine.make("mirror", &words, self.plan.sectors);
         let made = made.map_err(|why| format!("mirror {words}: {why}"))?;
-        if self.machine.swap(0, made)? {
-            self.copies_all = false;
-            return Ok(true);
+        match self.machine.swap(0, made)? {
+            Swap::Done => {
+                self.table = (self.order.clone(), words);
+                self.copies_all = false;
+                Ok(true)
+            }
+            Swap::Cut => self.go_down(true).map(|()| false),
+            Swap::Refused(why) if self.troubled == self.plan.log() && self.plan.has_log => {
+                // A log that cannot be read is repaired first.
+                self.machine.note("refused", &[]);
+                let log = self.troubled.take().ok_or(why)?;
+                self.machine.set_faults(log, None);
+                self.machine.plug_again(log);
+                self.order.clone_from(&self.table.0);
+                Ok(true)
+            }
+            Swap::Refused(why) if self.plan.harsh && why.contains("none of the legs") => {
+                self.order.clone_from(&self.table.0);
+                Ok(true)
+            }
+            Swap::Refused(why) => Err(format!("mirror {words} is refused: {why}")),
         }
-        self.go_down(true).map(|()| false)
     }
 
     /// The machine goes down and comes up again.
     fn go_down(&mut self, power: bool) -> Outcomes {
         // What reads back although it will never be on stable storage is only forgotten with the power.
         let power = power || self.machine.ring.has_failed_disk();
-        let Health { good, bad, log_failed, .. } = self.health()?;
+        let Health { good, bad, log_failed, in_sync } = self.health()?;
         let model = self.machine.go_down(power).pop().ok_or("there is always a mirror")?.model;
         (self.troubled, self.machine.load, self.machine.cuts) = (None, 0, false);
         self.machine.set_calm(true);
         self.copies_all |= log_failed;
-        self.order = [good, bad].concat();
+        self.order.clone_from(&self.table.0);
+        let mut words = self.table.1.clone();
+        let any_order = self.has_record() || in_sync && bad.is_empty() && !log_failed;
+        if !self.plan.has_log && self.plan.features.contains("keep_log") {
+            // It acknowledged what only some have, as it was told to.
+            self.order = [good, bad].concat();
+        } else if self.plan.has_log && any_order && self.machine.rng.chance(300) {
+            self.shuffle();
+            words = self.words(None);
+        }
+        // That nothing need be copied was true when it was said.
+        if !self.plan.has_log || self.copies_all || words.contains("nosync") {
+            words = self.words(self.copies_all.then_some("sync"));
+        }
         if !self.copies_all {
             self.check_log()?;
         }
-        let words = self.words(self.copies_all.then_some("sync"));
         self.show(&words, model)?;
         self.machine.settle(0, power)?;
         self.machine.set_calm(false);

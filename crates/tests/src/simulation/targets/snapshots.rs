@@ -4,7 +4,7 @@
 //! Stores begin with what an older one left on them. A store that is lost has to say so after the power was gone, or be
 //! right after all; only where its header could not be written nothing is promised.
 
-use super::machine::{Machine, Outcomes};
+use super::machine::{Machine, Outcomes, Swap};
 use crate::simulation::{Outcome, Scenario};
 use block::{Bytes, Sectors};
 use sim::{Faults, Model, Rng, SECTOR_LEN, Tracer};
@@ -202,7 +202,9 @@ impl World {
         self.machine.check()?;
         if !self.machine.is_cut {
             let made = made.map_err(|why| format!("{kind} {words}: {why}"))?;
-            self.machine.swap(number, made)?;
+            if let Swap::Refused(why) = self.machine.swap(number, made)? {
+                return Err(format!("a table cannot be put to use: {why}"));
+            }
         }
         if self.machine.is_cut { self.go_down(true) } else { Ok(()) }
     }

@@ -1,0 +1,193 @@
+//! The record of legs that missed writes, in the part of a log's header that the kernel leaves alone.
+//!
+//! dm-log reads and writes the header with its marks as one buffer, of which it knows the first 16 bytes and the marks
+//! from byte 1024 on. The record is between them, in the first sector, so that no power cut tears it:
+//!
+//! | bytes | |
+//! |---|---|
+//! | 16..24 | `BYLEGS01` |
+//! | 24..28 | CRC-32 of bytes 28..512 |
+//! | 28..32 | how many entries there are |
+//! | 32..512 | entries of 32 bytes: hashes of the leg's name in the table and of its identity, its start in sectors, flags |
+//!
+//! Anything else than the first 8 bytes, which the kernel may have left there: every leg has all that was written. Nothing to
+//! record is written as zeroes. Numbers are little-endian.
+
+/// Where it is in the log.
+pub(super) const AT: std::ops::Range<usize> = 16..512;
+const MAGIC: [u8; 8] = *b"BYLEGS01";
+const ENTRIES_AT: usize = 32;
+const ENTRY_LEN: usize = 32;
+/// As many as there is room for.
+const ENTRIES_MAX: usize = (512 - ENTRIES_AT) / ENTRY_LEN;
+/// The leg missed writes: its data is never used.
+const FAILED: u32 = 1;
+/// The leg has all that was written, also where regions are not in sync.
+const SOURCE: u32 = 2;
+
+/// Which leg is meant, whatever its place in the table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Key {
+    /// The device as the table names it.
+    name: u64,
+    /// The device as it was found: a file's inode, a disk's numbers.
+    identity: u64,
+    start: u64,
+}
+
+impl Key {
+    pub(super) fn new(name: &str, identity: &str, start: u64) -> Key {
+        Key { name: hash(name), identity: hash(identity), start }
+    }
+
+    /// Whether both may be the same leg: a device may be called or numbered otherwise than before.
+    fn may_be(self, other: Key) -> bool {
+        self.start == other.start && (self.name == other.name || self.identity == other.identity)
+    }
+}
+
+/// FNV-1a, 64 bits: the same for ever.
+fn hash(text: &str) -> u64 {
+    text.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// A leg as it is recorded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Entry {
+    pub(super) key: Key,
+    pub(super) failed: bool,
+    pub(super) source: bool,
+}
+
+/// What a record says of a leg of a table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Standing {
+    /// It has what was written to regions in sync.
+    Good,
+    /// It has that, and what was written to other regions.
+    Source,
+    /// It missed writes.
+    Failed,
+    /// It is not recorded: it was not in the table then.
+    Unknown,
+}
+
+/// The record.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub(super) struct Record(pub(super) Vec<Entry>);
+
+impl Record {
+    /// Reads what lies at [`AT`] in a log. `Err`: it is damaged.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Record, ()> {
+        let base = AT.start;
+        if bytes[..MAGIC.len()] != MAGIC {
+            return Ok(Record::default());
+        }
+        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| bytes[at - base + byte]));
+        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        let count = word(28) as usize;
+        if word(24) != crc32fast::hash(&bytes[28 - base..]) || count > ENTRIES_MAX {
+            return Err(());
+        }
+        let entry = |number: usize| {
+            let at = ENTRIES_AT + number * ENTRY_LEN;
+            let key = Key { name: long(at), identity: long(at + 8), start: long(at + 16) };
+            let flags = word(at + 24);
+            Entry { key, failed: flags & FAILED != 0, source: flags & SOURCE != 0 }
+        };
+        Ok(Record((0..count).map(entry).collect()))
+    }
+
+    /// Writes it to [`AT`] in a log, which is zeroes there. Where there is no room, the last entries are left out.
+    pub(super) fn encode(&self, into: &mut [u8]) {
+        if self.0.is_empty() {
+            return;
+        }
+        let (base, entries) = (AT.start, &self.0[..self.0.len().min(ENTRIES_MAX)]);
+        let mut put = |at: usize, bytes: &[u8]| into[at - base..][..bytes.len()].copy_from_slice(bytes);
+        put(AT.start, &MAGIC);
+        put(28, &(entries.len() as u32).to_le_bytes());
+        for (number, entry) in entries.iter().enumerate() {
+            let at = ENTRIES_AT + number * ENTRY_LEN;
+            put(at, &entry.key.name.to_le_bytes());
+            put(at + 8, &entry.key.identity.to_le_bytes());
+            put(at + 16, &entry.key.start.to_le_bytes());
+            let flags = (u32::from(entry.failed) * FAILED) | (u32::from(entry.source) * SOURCE);
+            put(at + 24, &flags.to_le_bytes());
+        }
+        let sum = crc32fast::hash(&into[28 - base..]);
+        into[24 - base..28 - base].copy_from_slice(&sum.to_le_bytes());
+    }
+
+    /// What it says of a leg. One that may be a leg that missed writes is taken for that.
+    pub(super) fn standing(&self, key: Key) -> Standing {
+        let mut same = self.0.iter().filter(|entry| entry.key.may_be(key));
+        let Some(first) = same.next() else { return Standing::Unknown };
+        let all = same.fold(*first, |all, entry| Entry {
+            failed: all.failed || entry.failed,
+            source: all.source || entry.source,
+            ..all
+        });
+        match all {
+            Entry { failed: true, .. } => Standing::Failed,
+            Entry { source: true, .. } => Standing::Source,
+            _ => Standing::Good,
+        }
+    }
+
+    /// Entries of legs that missed writes and are none of these.
+    pub(super) fn absent(&self, keys: &[Key]) -> Vec<Entry> {
+        let is_absent = |entry: &&Entry| entry.failed && !keys.iter().any(|key| key.may_be(entry.key));
+        self.0.iter().filter(is_absent).copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(name: &str, failed: bool, source: bool) -> Entry {
+        Entry { key: Key::new(name, &format!("file {name}"), 8), failed, source }
+    }
+
+    #[test]
+    fn what_was_recorded_is_read_again_and_nothing_else() {
+        let record = Record(vec![entry("a", true, false), entry("b", false, true)]);
+        let mut bytes = vec![0; AT.len()];
+        Record::default().encode(&mut bytes);
+        assert!(
+            bytes.iter().all(|&byte| byte == 0),
+            "nothing to record leaves the header as the kernel writes it"
+        );
+        assert_eq!(Record::decode(&bytes), Ok(Record::default()));
+        record.encode(&mut bytes);
+        assert_eq!(Record::decode(&bytes), Ok(record));
+        for at in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 0x40;
+            let expected = if at < MAGIC.len() { Ok(Record::default()) } else { Err(()) };
+            assert_eq!(Record::decode(&damaged), expected, "byte {at}");
+        }
+        let many: Vec<Entry> = (0..40).map(|number| entry(&number.to_string(), true, false)).collect();
+        bytes.fill(0);
+        Record(many.clone()).encode(&mut bytes);
+        assert_eq!(Record::decode(&bytes).unwrap().0, many[..ENTRIES_MAX]);
+    }
+
+    #[test]
+    fn a_leg_is_known_by_its_name_or_its_identity_and_in_doubt_it_failed() {
+        let record = Record(vec![entry("a", true, false), entry("b", false, true), entry("c", false, false)]);
+        let standing = |name, identity, start| record.standing(Key::new(name, identity, start));
+        assert_eq!(standing("a", "file new", 8), Standing::Failed, "copied elsewhere");
+        assert_eq!(standing("new", "file a", 8), Standing::Failed, "renamed");
+        assert_eq!(standing("a", "file b", 8), Standing::Failed, "the names were exchanged");
+        assert_eq!(standing("b", "file a", 8), Standing::Failed);
+        assert_eq!(standing("b", "file b", 8), Standing::Source);
+        assert_eq!(standing("c", "file x", 8), Standing::Good);
+        assert_eq!(standing("b", "file b", 0), Standing::Unknown, "another part of it");
+        assert_eq!(standing("d", "file d", 8), Standing::Unknown);
+        let keys = [Key::new("b", "file b", 8)];
+        assert_eq!(record.absent(&keys), [entry("a", true, false)]);
+    }
+}
