@@ -15,8 +15,8 @@ use std::time::Duration;
 
 /// Bytes that a connection may hold whatever others hold, and at least so much of a payload is received at once.
 pub const FLOOR: u64 = 1 << 20;
-/// Parts in which the payloads of a slow client are received, so that its progress shows.
-pub(super) const SLOW_STEP: u32 = 256 << 10;
+/// Parts in which payloads are received from a client that is slow, or not known to be fast, so that its progress shows.
+pub(super) const SLOW_STEP: u32 = 64 << 10;
 /// A connection that has moved nothing for so long is closed while others wait for the memory that it holds.
 pub const GRACE: Duration = Duration::from_secs(1);
 /// Time between two looks at connections that owe part of a request.
@@ -86,6 +86,10 @@ pub struct Cut {
     pub still: Duration,
 }
 
+/// The longest time between two looks that counts as time in which a connection moved nothing: where more passed, the
+/// process was stopped, or too busy to see what came.
+const GAP_MAX: Duration = Duration::from_secs(2);
+
 /// Asks for a call of [`tick`](super::Front::tick) after a time.
 pub type Alarm = Box<dyn Fn(Duration) + Send>;
 
@@ -103,6 +107,8 @@ pub(super) struct Budget {
     alarm: Option<Alarm>,
     /// The alarm was asked for and has not come.
     ticking: bool,
+    /// When it came last.
+    looked: Nanos,
 }
 
 impl Budget {
@@ -160,6 +166,8 @@ impl Budget {
     pub(super) fn wait(&mut self, index: u32, resumed: bool) {
         if resumed {
             self.waiting.push_front(index);
+            // What was given back so far was not enough.
+            self.freed = false;
         } else {
             self.waiting.push_back(index);
         }
@@ -211,9 +219,15 @@ impl Budget {
         }
     }
 
-    /// The alarm has come. Bytes that connections should give up for those in line; none: nobody waits.
-    pub(super) fn looked(&mut self) -> Option<u64> {
+    /// The alarm has come: the time since it last did, as far as that counts.
+    pub(super) fn passed(&mut self, now: Nanos) -> Duration {
         self.ticking = false;
+        let last = std::mem::replace(&mut self.looked, now);
+        Duration::from_nanos(now.0.saturating_sub(last.0)).min(GAP_MAX)
+    }
+
+    /// Bytes that connections should give up for those in line; none: nobody waits.
+    pub(super) fn wanted(&self) -> Option<u64> {
         let over = self.used.saturating_sub(self.limits.memory);
         // What the largest requests need.
         let needed = self.waiting.len() as u64 * (super::HELD_MAX / 2);
@@ -234,9 +248,4 @@ impl Budget {
 #[inline]
 pub(super) fn charge_of(segment: Segment) -> u64 {
     segment.len.into()
-}
-
-/// How long a connection has moved nothing.
-pub(super) fn since(now: Nanos, still: Nanos) -> Duration {
-    Duration::from_nanos(now.0.saturating_sub(still.0))
 }

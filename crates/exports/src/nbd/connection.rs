@@ -4,9 +4,10 @@ use super::outbox::{Outbox, Owed};
 use block::Segment;
 use proto::nbd::server::Order;
 use proto::nbd::{NbdError, Request, Session};
-use queue::{Nanos, QueueId};
+use queue::QueueId;
 use ring::SocketId;
 use std::collections::VecDeque;
+use std::time::Duration;
 
 /// Requests of one connection that were taken in and whose replies are not yet sent.
 pub const UNANSWERED_MAX: u32 = 256;
@@ -102,9 +103,9 @@ pub(super) struct Connection {
     pub(super) resumed: bool,
     /// Bytes came or went since the budget last looked at it.
     pub(super) moved: bool,
-    /// When that was first found to be otherwise.
-    pub(super) still: Nanos,
-    /// A step of a payload took longer than the time between two looks.
+    /// For how long that was found to be otherwise, although it was the client's turn.
+    pub(super) still: Duration,
+    /// The last step of a payload took longer than the time between two looks, or there was none yet.
     pub(super) slow: bool,
     /// It takes in nothing more, pays what it owes and is then closed.
     pub(super) ending: bool,
@@ -136,8 +137,8 @@ impl Connection {
             hungry: false,
             resumed: false,
             moved: true,
-            still: Nanos(0),
-            slow: false,
+            still: Duration::ZERO,
+            slow: true,
             ending: false,
             closed: false,
             dirty: false,

@@ -528,6 +528,7 @@ impl Front {
         let well = match (&mut connection.input, connection.header) {
             (Input::Payload { filled, .. }, _) => {
                 *filled += connection.asked;
+                connection.slow = !connection.still.is_zero();
                 result == i64::from(connection.asked)
             }
             (Input::Header { .. }, Some(header)) if result == i64::from(header.len) => {

@@ -21,7 +21,7 @@ mod reply;
 use crate::Turn;
 use block::{Bytes, Data, Segment};
 pub use budget::{Alarm, Cut, CutReason, FLOOR, GRACE, LimitCounts, Limits};
-use budget::{Budget, charge_of, since};
+use budget::{Budget, charge_of};
 use connection::{Connection, Input, Receiving};
 pub use connection::{HELD_MAX, UNANSWERED_MAX};
 use proto::nbd::extents::StatusQuery;
@@ -32,6 +32,7 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::Duration;
 
 /// What the front-end knows about the device behind a hardware queue.
 #[derive(Clone, Copy, Debug)]
@@ -266,15 +267,16 @@ impl Front {
     /// The alarm that was asked for has come: disconnect clients that keep others waiting, or that stopped in the middle of
     /// a request.
     pub fn tick(&mut self, now: Nanos, turn: &mut Turn<'_>) -> Vec<Cut> {
-        let (wanted, stall) = (self.budget.looked(), self.budget.limits.stall);
+        let passed = self.budget.passed(now);
+        let (wanted, stall) = (self.budget.wanted(), self.budget.limits.stall);
         let (mut cuts, mut owed, mut holders) = (Vec::new(), false, Vec::new());
         for index in 0..self.connections.len() as u32 {
             let Some(connection) = self.connection_mut(index).filter(|c| !c.closed) else { continue };
             let owes_input = connection.is_owed_input();
-            if std::mem::take(&mut connection.moved) || !(owes_input || connection.outbox.is_sending()) {
-                connection.still = now;
-            }
-            let (still, held) = (since(now, connection.still), connection.held);
+            let owes = owes_input || connection.outbox.is_sending();
+            let moved = std::mem::take(&mut connection.moved) || !owes;
+            connection.still = if moved { Duration::ZERO } else { connection.still + passed };
+            let (still, held) = (connection.still, connection.held);
             connection.slow |= owes_input && !still.is_zero();
             if owes_input && stall.is_some_and(|stall| still >= stall) {
                 cuts.push((index, Cut { queue: connection.queue, why: CutReason::Stalled, held, still }));
