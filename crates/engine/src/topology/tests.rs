@@ -71,7 +71,7 @@ nbd = "here"
 tls = "require"
 "#;
     let expected = [
-        "/etc/yard/t.toml:1:polll: there is no such key (there is device, export, poll, queues, ring)",
+        "/etc/yard/t.toml:1:polll: there is no such key (there is device, export, nbd-limits, poll, queues, ring)",
         "/etc/yard/t.toml:3:device.a.stack: there is no backend \"tape\"",
         "/etc/yard/t.toml:4:device.a.depth: this is not a number from 1 to 4096",
         "/etc/yard/t.toml:5:device.a.layers[1]: there is no layer \"sleep\" in this build",
