@@ -276,7 +276,9 @@ impl Drop for Disk {
         if !self.writable || self.has_failed() {
             return;
         }
-        if let Err(error) = self.flush() {
+        // The first flush frees clusters; the second writes that they are free.
+        let flushed = self.flush().and_then(|()| if self.has_changes() { self.flush() } else { Ok(()) });
+        if let Err(error) = flushed {
             tracing::error!("flushing a qcow2 image at its end failed: {error}");
             return;
         }

@@ -174,3 +174,21 @@ fn after_a_sync_that_failed_nothing_is_written_any_more() {
     drop(image);
     assert!(disk.now() == before);
 }
+
+#[test]
+fn the_end_of_a_disk_within_a_cluster_is_zeroed() {
+    let disk = disk(Vec::new());
+    let size = 3 * 65536 + 5 * 512;
+    create(&*disk, &CreateOptions::new(size)).unwrap();
+    let image = open(&disk, true).unwrap();
+    for (offset, keep) in [(size - 512, false), (size - 1024, true), (size - 5 * 512, false), (65536, false)]
+    {
+        image.write(&vec![7; size as usize], 0).unwrap();
+        image.write_zeroes(offset, size - offset, keep).unwrap();
+        let mut read = vec![1; size as usize];
+        image.read(&mut read, 0).unwrap();
+        let zeroes = read.iter().rev().take_while(|byte| **byte == 0).count() as u64;
+        assert_eq!(zeroes, size - offset);
+        image.discard(offset, size - offset).unwrap();
+    }
+}

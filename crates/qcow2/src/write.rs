@@ -151,7 +151,7 @@ impl Disk {
             return self.zero_kept(offset, end);
         }
         let cluster = self.shape.cluster();
-        let (first, last) = (offset.next_multiple_of(cluster).min(end), self.whole_until(end));
+        let (first, last) = (offset.next_multiple_of(cluster), self.whole_until(end));
         if first >= last {
             return self.zero_part(offset, end);
         }
@@ -187,6 +187,7 @@ impl Disk {
     /// Zero whole clusters.
     fn zero_whole(&self, first: u64, last: u64) -> io::Result<()> {
         let cluster = self.shape.cluster();
+        assert!(first.is_multiple_of(cluster) && last.is_multiple_of(cluster), "whole clusters");
         let mut at = first;
         while at < last {
             self.relieve()?;
