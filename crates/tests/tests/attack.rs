@@ -54,6 +54,8 @@ const SURVIVE_CUTS: &[Store] = &[
     Store::Direct,
     Store::Overlay,
     Store::Commit,
+    Store::Qcow2,
+    Store::Backed,
     Store::Snapshot,
     Store::Mirror,
     Store::Several,
@@ -64,8 +66,8 @@ fn power_cuts_lose_nothing_flushed() {
     if missing_fuse() {
         return;
     }
-    let tally = clean(Part::Cuts, &options(7 * 16, SURVIVE_CUTS).each(16));
-    assert_eq!(tally.figure("states"), 7 * 16);
+    let tally = clean(Part::Cuts, &options(9 * 16, SURVIVE_CUTS).each(16));
+    assert_eq!(tally.figure("states"), 9 * 16);
 }
 
 #[test]
@@ -78,7 +80,8 @@ fn a_file_system_that_drops_syncs_is_found_out() {
 #[test]
 fn calls_that_fail_make_no_answer_untrue() {
     if !missing_fuse() {
-        let tally = clean(Part::Faults, &options(72, &[Store::Raw, Store::Direct, Store::Overlay]));
+        let tally =
+            clean(Part::Faults, &options(96, &[Store::Raw, Store::Direct, Store::Overlay, Store::Qcow2]));
         assert!(tally.figure("fired") > 30, "{tally}");
     }
 }
