@@ -1,10 +1,39 @@
 //! Compressed clusters.
 
-use crate::damaged;
 use crate::header::Compression;
+use crate::{damaged, lock};
 use miniz_oxide::inflate::TINFLStatus;
 use miniz_oxide::inflate::core::{DecompressorOxide, decompress, inflate_flags};
+use std::collections::VecDeque;
 use std::io::{self, Read};
+use std::sync::{Arc, Mutex};
+
+/// Clusters that were expanded last, by their place: small requests in a row need each of them several times.
+///
+/// What is compressed never changes as long as an entry names it, so nothing here gets stale.
+#[derive(Debug, Default)]
+pub(crate) struct Expanded(Mutex<VecDeque<(u64, Arc<Vec<u8>>)>>);
+
+/// As many as there are threads that read an image.
+const EXPANDED_MAX: usize = 4;
+
+impl Expanded {
+    /// The cluster at `at`, expanded by `expand` if it is not there.
+    pub(crate) fn cluster(
+        &self,
+        at: u64,
+        expand: impl FnOnce() -> io::Result<Vec<u8>>,
+    ) -> io::Result<Arc<Vec<u8>>> {
+        if let Some((_, cluster)) = lock(&self.0).iter().find(|(place, _)| *place == at) {
+            return Ok(cluster.clone());
+        }
+        let cluster = Arc::new(expand()?);
+        let mut clusters = lock(&self.0);
+        clusters.truncate(EXPANDED_MAX - 1);
+        clusters.push_front((at, cluster.clone()));
+        Ok(cluster)
+    }
+}
 
 /// The cluster of `len` bytes that was compressed to `bytes`, behind which there may be others.
 pub(crate) fn expand(compression: Compression, bytes: &[u8], len: usize) -> io::Result<Vec<u8>> {
@@ -32,6 +61,22 @@ pub(crate) fn expand(compression: Compression, bytes: &[u8], len: usize) -> io::
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_clusters_are_expanded_once() {
+        let (expanded, count) = (Expanded::default(), std::cell::Cell::new(0));
+        let read = |at: u64| {
+            let expand = || {
+                count.set(count.get() + 1);
+                Ok(vec![at as u8; 512])
+            };
+            assert_eq!(*expanded.cluster(at, expand).unwrap(), vec![at as u8; 512]);
+        };
+        [1, 1, 2, 3, 4, 1, 2].into_iter().for_each(read);
+        assert_eq!(count.get(), 4);
+        [5, 1].into_iter().for_each(read);
+        assert_eq!(count.get(), 6, "the oldest is gone");
+    }
 
     #[test]
     fn deflated_clusters_expand_with_others_behind_them() {

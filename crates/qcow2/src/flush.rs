@@ -187,6 +187,9 @@ impl Disk {
         let switched = self.storage.write_at(&entry, AT_TABLE as u64).and_then(|()| self.storage.sync());
         switched.inspect_err(|_| self.failed.store(true, Ordering::Release))?;
         meta.refs.moved(table, table_at);
+        if self.makes(Mistake::ForgetTable) {
+            meta.refs.table_changed.clear();
+        }
         for cluster in 0..old {
             let _ = meta.refs.release(&*self.storage, (old_at >> bits) + cluster);
         }

@@ -96,6 +96,8 @@ pub(crate) enum Mistake {
     NoRanges,
     /// Clusters that were used before are not filled.
     NoFill,
+    /// A refcount table that grows forgets which of its entries are still to be written.
+    ForgetTable,
 }
 
 /// An open image.
@@ -105,6 +107,7 @@ pub struct Disk {
     shape: Geometry,
     order: u32,
     compression: Compression,
+    expanded: compress::Expanded,
     writable: bool,
     meta: Mutex<Meta>,
     ranges: Ranges,
@@ -200,9 +203,11 @@ impl Disk {
                 Kind::Data { at } => self.storage.read_at(piece, at)?,
                 Kind::Unallocated => self.read_backing(piece, at)?,
                 Kind::Compressed { at: place, len } => {
-                    let mut bytes = vec![0; len as usize];
-                    self.storage.read_at(&mut bytes, place)?;
-                    let cluster = compress::expand(self.compression, &bytes, self.shape.cluster() as usize)?;
+                    let cluster = self.expanded.cluster(place, || {
+                        let mut bytes = vec![0; len as usize];
+                        self.storage.read_at(&mut bytes, place)?;
+                        compress::expand(self.compression, &bytes, self.shape.cluster() as usize)
+                    })?;
                     let skip = (at % self.shape.cluster()) as usize;
                     piece.copy_from_slice(&cluster[skip..skip + piece.len()]);
                 }

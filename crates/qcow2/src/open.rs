@@ -1,5 +1,6 @@
 //! Opening an image.
 
+use crate::compress::Expanded;
 use crate::entry::Geometry;
 use crate::flush::Rounds;
 use crate::header::{BITMAPS_CONSISTENT, CORRUPT, Header, first_cluster_len};
@@ -87,6 +88,7 @@ impl Disk {
             shape,
             order,
             compression: header.compression,
+            expanded: Expanded::default(),
             writable: options.writable,
             meta: Mutex::new(Meta::new(shape, l1, header.l1_at, options.l2_cache_len, refs)),
             ranges: Ranges::default(),

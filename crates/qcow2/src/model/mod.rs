@@ -58,8 +58,8 @@ fn every_power_cut_leaves_what_was_flushed_and_a_consistent_image() {
 /// The model is worth what it finds.
 #[test]
 fn seeded_faults_are_found() {
-    for mistake in [Mistake::NoEarlySync, Mistake::FreeAtOnce, Mistake::NoFill] {
-        let found = (1..60).find_map(|seed| Run::new(seed, mistake).without_qemu().go().err());
+    for mistake in [Mistake::NoEarlySync, Mistake::FreeAtOnce, Mistake::NoFill, Mistake::ForgetTable] {
+        let found = (1..200).find_map(|seed| Run::new(seed, mistake).without_qemu().go().err());
         println!("{mistake:?}: {}", found.expect("it is found"));
     }
 }
