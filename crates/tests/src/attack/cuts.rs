@@ -69,7 +69,7 @@ fn one(round: &Round<'_>, tally: &mut Tally) -> Result<(), String> {
     Ok(())
 }
 
-/// What a round is recorded on.
+/// The setup, disks and folders of a round while its load is recorded.
 struct Stage<'a> {
     round: &'a Round<'a>,
     setup: &'a Setup,

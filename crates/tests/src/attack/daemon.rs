@@ -22,7 +22,7 @@ pub struct Daemon {
 pub struct Refusal {
     /// How it ended; `None` if it had to be killed.
     pub status: Option<ExitStatus>,
-    /// What it printed on stderr.
+    /// Its standard error.
     pub log: String,
 }
 
@@ -42,7 +42,7 @@ impl Daemon {
     /// Starts the binary with these arguments and waits until it has named that many exports.
     ///
     /// # Errors
-    /// It ended instead, or did not come up in time.
+    /// The process ended instead, or did not name its exports in time.
     pub fn start(folder: &Path, arguments: &[&str], exports: usize) -> Result<Daemon, Refusal> {
         let mut daemon = Daemon::spawn(folder, arguments)?;
         let mut stdout = BufReader::new(daemon.child.stdout.take().expect("stdout is a pipe"));
@@ -61,7 +61,7 @@ impl Daemon {
     /// Starts the binary and waits for nothing.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The process cannot be started.
     pub fn spawn(folder: &Path, arguments: &[&str]) -> Result<Daemon, Refusal> {
         let log = folder.join("stderr");
         let failed = |why: std::io::Error| Refusal { status: None, log: why.to_string() };
@@ -79,7 +79,7 @@ impl Daemon {
         self.child.id()
     }
 
-    /// What it has printed on stderr.
+    /// Returns the standard error so far.
     pub fn log(&self) -> String {
         std::fs::read(&self.log).map(|log| String::from_utf8_lossy(&log).into_owned()).unwrap_or_default()
     }
@@ -109,7 +109,7 @@ impl Daemon {
         status
     }
 
-    /// What is wrong with a server that nobody has ended: that it has ended, or has panicked.
+    /// Reports a server that ended by itself or panicked.
     pub fn complaint(&mut self) -> Option<String> {
         let log = self.log();
         let ended = if self.killed { None } else { self.child.try_wait().ok().flatten() };

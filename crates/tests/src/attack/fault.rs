@@ -21,14 +21,14 @@ pub enum Call {
     Create,
 }
 
-/// What becomes of a call.
+/// The outcome of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// It is done.
+    /// The call is done.
     Do,
-    /// It fails with this error number.
+    /// The call fails with this error number.
     Fail(i32),
-    /// It is done later.
+    /// The call is done after this time.
     Hang(Duration),
     /// Half of it is done, where that can be reported.
     Short,
@@ -43,11 +43,11 @@ pub struct Faults {
     pub first: u64,
     /// How many are touched.
     pub count: u64,
-    /// What becomes of them.
+    /// The outcome of these calls.
     pub verdict: Verdict,
     /// Which kinds are counted; empty: all.
     pub kinds: Vec<Call>,
-    /// What was touched, in order.
+    /// The calls that were touched, in order.
     pub fired: Vec<Call>,
 }
 

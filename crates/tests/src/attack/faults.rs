@@ -30,7 +30,7 @@ const REQUESTS: u64 = 40;
 /// Calls that a script makes at most; those after it are not tried.
 const CALLS: u64 = 220;
 
-/// What is done to a call, and to how many from it on.
+/// Name, outcome and number of the calls that are touched.
 const KINDS: [(&str, Verdict, u64); 6] = [
     ("eio", Verdict::Fail(EIO), 1),
     ("enospc", Verdict::Fail(ENOSPC), 1),
@@ -45,12 +45,12 @@ pub fn run(options: &Options) -> Tally {
     over_stores("faults", options, 1, &["faults", "fired", "lost", "wrong", "latched", "panics"], one)
 }
 
-/// What is done to which calls. The seed walks through calls and kinds, so that a row of seeds tries each in turn.
+/// Which calls are touched, and how. The seed walks through calls and kinds, so that a row of seeds tries each in turn.
 struct Plan {
     kind: &'static str,
     verdict: Verdict,
     faults: Faults,
-    /// It begins before the server does.
+    /// The plan is set before the server starts.
     while_starting: bool,
 }
 

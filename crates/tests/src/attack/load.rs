@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What a load may do, in permille of its requests; the rest are writes.
+/// The mix of requests of a load, in permille; the rest are writes.
 #[derive(Clone, Copy, Debug)]
 pub struct Mix {
     /// Flushes.
@@ -33,18 +33,18 @@ impl Default for Mix {
     }
 }
 
-/// What a load came to.
+/// The result of a load.
 #[derive(Clone, Default, Debug)]
 pub struct Outcome {
     /// Requests that were answered without an error.
     pub answered: u64,
-    /// Those that were answered with one.
+    /// Requests that were answered with an error.
     pub errors: u64,
     /// Flushes and FUA requests that failed.
     pub failed_syncs: u64,
     /// Of all errors, those that a disk without room gives.
     pub no_space: u64,
-    /// What was read that could not be there.
+    /// Reads that returned what the sector cannot hold.
     pub wrong: Vec<String>,
     /// The connection ended before the load did.
     pub cut: bool,
@@ -68,9 +68,9 @@ enum Asked {
     Flush(u64),
 }
 
-/// What is shared by the writers of one disk.
+/// State shared by the writers of one disk.
 pub struct Disk {
-    /// What they know.
+    /// The versions of its sectors.
     pub story: Mutex<Story>,
     /// They are to stop.
     pub stop: AtomicBool,
@@ -84,7 +84,7 @@ impl Disk {
         Disk { story: Mutex::new(story), stop: AtomicBool::new(false), answered: AtomicU64::new(0) }
     }
 
-    /// What is known of it.
+    /// Locks the story.
     pub fn story(&self) -> MutexGuard<'_, Story> {
         self.story.lock().unwrap_or_else(PoisonError::into_inner)
     }

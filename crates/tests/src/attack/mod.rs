@@ -21,7 +21,7 @@ pub mod wire;
 
 use std::fmt;
 
-/// What a part came to.
+/// Figures and findings of a part.
 #[derive(Clone, Default, Debug)]
 pub struct Tally {
     /// Figures, in the order in which they are printed.
@@ -87,7 +87,7 @@ impl fmt::Display for Tally {
 /// Runs what may panic because a server broke the protocol or went away: that is a finding, not the end of the run.
 ///
 /// # Errors
-/// What it returned, or the message of the panic.
+/// The error that `work` returned, or the message of its panic.
 pub fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
@@ -116,7 +116,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// All of them.
+    /// All parts, in the order in which they run.
     pub const ALL: [Part; 7] =
         [Part::Kills, Part::Cuts, Part::Faults, Part::Clients, Part::Servers, Part::Sessions, Part::Images];
 

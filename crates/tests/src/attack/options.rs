@@ -11,7 +11,7 @@ pub struct Options {
     pub seed: u64,
     /// Units of work: kills, crash states, sessions.
     pub count: u64,
-    /// It ends when this time is up, too.
+    /// When the run ends, if its work is not done before.
     pub until: Option<Instant>,
     /// How many at a time.
     pub workers: usize,
@@ -23,7 +23,7 @@ pub struct Options {
     pub each: u64,
 }
 
-/// What can be asked for.
+/// The command line, for messages.
 pub const USAGE: &str = "usage: ./x soak attack [PART...] [--seed=N] [--count=N] [--seconds=N] [--workers=N] \
 [--store=NAME,…] [--canary]";
 
@@ -34,13 +34,13 @@ impl Options {
         Options { seed, count, until: None, workers: 2, only: Vec::new(), canary: false, each: 96 }
     }
 
-    /// The same with another number of units.
+    /// Returns the options with another number of units.
     #[must_use]
     pub fn with_count(&self, count: u64) -> Options {
         Options { count, ..self.clone() }
     }
 
-    /// The same with so many crash states of one recording.
+    /// Returns the options with so many crash states of one recording.
     #[must_use]
     pub fn each(&self, each: u64) -> Options {
         Options { each, ..self.clone() }
@@ -49,7 +49,7 @@ impl Options {
     /// Takes one option of a command line.
     ///
     /// # Errors
-    /// It is none.
+    /// The word is no option, or its value is none.
     pub fn take(&mut self, word: &str) -> Result<(), String> {
         let (name, value) = word.split_once('=').unwrap_or((word, ""));
         let number = || value.parse::<u64>().map_err(|_| format!("{word}: a number is needed; {USAGE}"));

@@ -35,7 +35,7 @@ const O_DSYNC: i32 = 0o10000;
 /// Sectors are written whole or not at all.
 pub const SECTOR: u64 = 512;
 
-/// What was done to a file.
+/// A change to a file, or a sync of it.
 #[derive(Clone, Debug)]
 pub enum Deed {
     /// Data written at an offset.
@@ -57,20 +57,20 @@ pub struct Record {
     pub begin: u64,
     /// When it was answered.
     pub end: u64,
-    /// What it was.
+    /// The change.
     pub deed: Deed,
     /// A sync that failed has lost it: no later sync makes it durable.
     pub lost: bool,
-    /// It was written with `O_DSYNC`: durable by itself once it is answered.
+    /// The data was written with `O_DSYNC`: durable by itself once it is answered.
     pub synced: bool,
 }
 
-/// What was recorded, and where it began.
+/// The changes to all files from a moment on.
 #[derive(Clone, Default)]
 pub struct Recording {
     /// Files by number: name and content when the recording began.
     pub base: BTreeMap<u64, (OsString, Vec<u8>)>,
-    /// What was done since, in the order in which it was answered.
+    /// Changes and syncs in the order in which they were answered.
     pub records: Vec<Record>,
 }
 
@@ -92,7 +92,7 @@ impl Recording {
         syncs.flat_map(|sync| [sync.begin, sync.end + 1]).collect()
     }
 
-    /// What the disk may hold if the power goes at that tick.
+    /// Returns files as a disk may hold them if the power goes at that tick.
     pub fn crash(&self, at: u64, rng: &mut Rng) -> BTreeMap<OsString, Vec<u8>> {
         let mut durable_until: BTreeMap<u64, u64> = BTreeMap::new();
         for sync in self.records.iter().filter(|record| matches!(record.deed, Deed::Sync) && record.end < at)
@@ -242,7 +242,7 @@ impl Recorder {
         state.recording = Recording { base: named.collect(), records: Vec::new() };
     }
 
-    /// What was recorded, with the names that files have now.
+    /// Returns the recording, with the names that files have now.
     pub fn recording(&self) -> Recording {
         let state = self.state();
         let mut recording = state.recording.clone();
@@ -253,7 +253,7 @@ impl Recorder {
         recording
     }
 
-    /// What its files hold now.
+    /// Returns the content of its files now.
     pub fn contents(&self) -> BTreeMap<OsString, Vec<u8>> {
         let state = self.state();
         state.names.iter().map(|(name, file)| (name.clone(), state.files[file].clone())).collect()
@@ -269,7 +269,7 @@ impl Recorder {
         self.state().faults.count = 0;
     }
 
-    /// What has failed so far, and how many calls there were.
+    /// Returns the plan with the calls that were counted and touched so far.
     pub fn faults(&self) -> Faults {
         self.state().faults.clone()
     }
@@ -307,7 +307,7 @@ impl Folder {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// What the plan says about a call that arrives now; waits for as long as it says.
+    /// Counts a call that arrives now and returns its outcome, after the delay that the plan has for it.
     fn judge(&self, call: Call) -> (u64, Verdict) {
         let (begin, verdict, wait) = {
             let mut state = self.state();

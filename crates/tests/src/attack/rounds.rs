@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 /// A piece of work on one store.
 pub struct Round<'a> {
-    /// What was asked for.
+    /// The options of the run.
     pub options: &'a Options,
     /// The store.
     pub store: Store,

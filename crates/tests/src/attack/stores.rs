@@ -33,7 +33,7 @@ pub enum Store {
 }
 
 impl Store {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Store; 10] = [
         Store::Raw,
         Store::Direct,
@@ -68,7 +68,7 @@ impl Store {
         Store::ALL.into_iter().find(|store| store.name() == name)
     }
 
-    /// What a server that is killed keeps without a flush. Tables of a qcow2 image are in memory until one.
+    /// The promise for data of a server that is killed. Tables of a qcow2 image are in memory until one.
     pub fn kept_by_kill(self) -> Promise {
         match self {
             Store::Qcow2 | Store::Backed => Promise::Flushed,
@@ -76,7 +76,7 @@ impl Store {
         }
     }
 
-    /// What has to be installed for it.
+    /// The program that has to be installed for it.
     pub fn tool(self) -> Option<&'static str> {
         matches!(self, Store::Qcow2 | Store::Backed).then_some("qemu-img")
     }
@@ -87,7 +87,7 @@ impl Store {
 pub struct Device {
     /// Its name, before which the setup's prefix stands.
     pub name: &'static str,
-    /// What is in its stamps.
+    /// The number of the disk in its stamps.
     pub disk: u64,
     /// The versions that its sectors have at first.
     pub versions: Vec<u64>,
@@ -104,13 +104,13 @@ impl Device {
 pub struct Setup {
     /// Its kind.
     pub store: Store,
-    /// What it shows.
+    /// Its devices.
     pub devices: Vec<Device>,
     /// Devices of a topology, with `{dir}` and `{p}` where the folder and a prefix belong.
     text: String,
     /// Images that `qemu-img check` can check.
     pub images: Vec<&'static str>,
-    /// What it is, for people.
+    /// Its parameters, for messages.
     pub about: String,
     /// Whether it is served without io_uring.
     pub epoll: bool,
@@ -194,7 +194,7 @@ impl Setup {
         self.devices.push(Device { name, disk, versions });
     }
 
-    /// What is known of its devices at first.
+    /// Returns its devices with their initial versions.
     pub fn disks(&self, clock: &Clock) -> Vec<Disk> {
         let devices = self.devices.iter().zip(0..);
         devices.map(|(device, number)| Disk::new(device.story(clock.clone()).numbered(number))).collect()
@@ -250,7 +250,7 @@ impl Setup {
         std::fs::write(dir.join("disk.qcow2"), std::fs::read(&image)?)
     }
 
-    /// What a topology of it begins with.
+    /// Returns the first lines of a topology.
     pub fn head(&self) -> &'static str {
         if self.epoll { "ring = \"epoll\"\n" } else { "" }
     }
@@ -268,7 +268,7 @@ impl Setup {
             .replace("{sock}", &socket.to_string_lossy())
     }
 
-    /// What `qemu-img check` finds wrong with its images in a folder; leaks are not.
+    /// Runs `qemu-img check` on its images in a folder; returns errors, leaks aside.
     pub fn check_images(&self, dir: &Path) -> Option<String> {
         for image in &self.images {
             let path: PathBuf = dir.join(image);

@@ -31,12 +31,12 @@ pub fn stamp(disk: u64, sector: u64, version: u64) -> [u8; SECTOR] {
     bytes
 }
 
-/// What a sector holds.
+/// The content of a sector as it was read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Found {
     /// This version; 0 is zeroes.
     Version(u64),
-    /// What was never written there: what it says of itself, disk, sector and version.
+    /// Content that was never written there: disk (0 if it is this one), sector and version by its own stamp.
     Foreign(u64, u64, u64),
 }
 
@@ -54,7 +54,7 @@ pub fn read_stamp(disk: u64, sector: u64, bytes: &[u8]) -> Found {
     }
 }
 
-/// What a request leaves in a sector.
+/// The content that a request leaves in a sector.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content {
     /// A version; 0 is zeroes.
@@ -72,7 +72,7 @@ struct Entry {
     fua: bool,
 }
 
-/// What is promised about a disk that is looked at.
+/// Which data has to be there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Promise {
     /// All that was acknowledged.
@@ -81,12 +81,12 @@ pub enum Promise {
     Flushed,
 }
 
-/// What is wrong with a sector.
+/// The kind of damage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Harm {
-    /// It holds what it held once, before something that was promised.
+    /// The sector has an older version than the promised one.
     Lost,
-    /// It holds what it never held.
+    /// The sector has content that it never had.
     Wrong,
 }
 
@@ -95,11 +95,11 @@ pub enum Harm {
 pub struct Complaint {
     /// Its number.
     pub sector: u64,
-    /// What is wrong.
+    /// The kind of damage.
     pub harm: Harm,
-    /// What is there.
+    /// Its content.
     pub found: Found,
-    /// What may be there.
+    /// The versions that it may have.
     pub allowed: Vec<u64>,
 }
 
@@ -131,7 +131,7 @@ pub struct Pending {
 /// A disk as its writer knows it.
 #[derive(Clone)]
 pub struct Story {
-    /// What is in every stamp of it.
+    /// The number of the disk in its stamps.
     pub disk: u64,
     clock: Clock,
     sectors: Vec<Vec<Entry>>,
@@ -152,7 +152,7 @@ impl Story {
         Story { disk, clock, sectors, flushes: Vec::new(), busy, next_version }
     }
 
-    /// The same with versions that differ from those of the devices before it, which may have the same stamps.
+    /// Gives new versions numbers that no other device of the setup uses: two may have the same disk number.
     #[must_use]
     pub fn numbered(mut self, device: u64) -> Story {
         self.next_version = FIRST_VERSION * (device + 1);
@@ -189,7 +189,7 @@ impl Story {
         self.next_version
     }
 
-    /// The request is about to be sent.
+    /// Records a request that is about to be sent.
     pub fn submit(&mut self, pending: Pending, content: Content, fua: bool) {
         let submitted = self.clock.tick();
         for sector in pending.sector..pending.sector + pending.count {
@@ -197,7 +197,7 @@ impl Story {
         }
     }
 
-    /// It has ended.
+    /// Records the end of a request.
     pub fn end(&mut self, pending: Pending, is_change: bool, ok: bool) {
         let acked = if ok { self.clock.tick() } else { u64::MAX };
         let range = pending.sector as usize..(pending.sector + pending.count) as usize;
@@ -211,7 +211,7 @@ impl Story {
         }
     }
 
-    /// A flush is about to be sent: what it has to say when it was answered.
+    /// Records a flush that is about to be sent; returns the tick to pass to [`Story::flushed`].
     pub fn flush_begin(&mut self) -> u64 {
         self.clock.tick()
     }

@@ -57,12 +57,12 @@ pub fn sip(stream: &mut UnixStream, max: usize) -> usize {
     stream.read(&mut bytes).unwrap_or(0)
 }
 
-/// What the server's side of a conversation came to.
+/// How the server ended a conversation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
-    /// It closed.
+    /// The server closed the connection.
     Closed,
-    /// It was silent for too long after the end of all input.
+    /// The server was silent for too long after the end of all input.
     Silent,
 }
 

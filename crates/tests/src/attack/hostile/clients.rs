@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 const THREADS: usize = 4;
 /// The longest that the client that behaves may have to wait for anything: a bound that a busy machine holds, too.
 const WORST: Duration = Duration::from_secs(5);
-/// What the process may have in memory at its peak, in KiB: docs/README promise 64 MiB of payload a client and a bound for all.
+/// Most memory that the process may use, in KiB.
 const MEMORY_KIB: u64 = 600 << 10;
 
-/// What the client that behaves saw.
+/// Throughput and latency of the client that behaves.
 #[derive(Clone, Copy, Default, Debug)]
 struct Noticed {
     requests: u64,

@@ -21,7 +21,7 @@ const LEN: u64 = 1 << 20;
 const TIMES: &str = "timeout=300ms,reconnect=300ms";
 /// How long a request may take: both times, and what a busy machine adds.
 const LONGEST: Duration = Duration::from_secs(20);
-/// What a device may log while its server misbehaves, in bytes.
+/// Most bytes that a device may log while its server misbehaves.
 const LOG_MAX: u64 = 256 << 10;
 /// Connections that a device may make to it meanwhile, on each of its queues.
 const CONNECTIONS_MAX: u64 = 400;
@@ -34,7 +34,7 @@ struct Asked {
     len: u32,
 }
 
-/// What becomes of a connection.
+/// How a connection ends.
 type Fate = std::io::Result<()>;
 
 /// How a server misbehaves.
@@ -50,7 +50,7 @@ enum Manner {
     Structured(fn(&mut UnixStream, &Asked, &mut Rng) -> Fate),
 }
 
-/// What is in the export: each byte follows from its place.
+/// The content of the export: each byte follows from its offset.
 fn content(offset: u64, len: usize) -> Vec<u8> {
     (offset..offset + len as u64).map(|at| (at ^ at >> 8 ^ at >> 16) as u8).collect()
 }
@@ -91,7 +91,7 @@ fn info(size: u64, flags: u16) -> Vec<u8> {
 /// Flush, FUA, trim, zeroes, several connections.
 const FLAGS: u16 = 1 | 4 | 8 | 32 | 64 | 256;
 
-/// What a client cannot know: the content is another. That has to be noticed.
+/// The canary: no client can notice that the content is another, so this part has to.
 const CANARY: (&str, Manner) = (
     "sends another content",
     Manner::Answers(|stream, asked, _| {

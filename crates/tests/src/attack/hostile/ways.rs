@@ -15,7 +15,7 @@ pub(super) const VICTIM: &str = "victim";
 /// Its length.
 pub(super) const LEN: u64 = 16 << 20;
 
-/// What a way is given.
+/// The server, randomness and time of a way.
 pub(super) struct Scene<'a> {
     pub(super) socket: &'a Path,
     pub(super) rng: Rng,
@@ -109,14 +109,14 @@ fn valid_session() -> Vec<u8> {
     bytes
 }
 
-/// What a server could not help: it writes where the client that behaves writes. That has to be noticed.
+/// The canary: a write to the disk of the client that behaves, which that client has to notice.
 pub(super) const CANARY: Way = ("writes to the disk of the other client", |scene| {
     let Some(stream) = go(scene.socket, "honest") else { return };
     let writes = (0..64).flat_map(|page| [request(0, 1, 1, page * 4096, 4096), vec![9; 4096]].concat());
     scene.flood(stream, &writes.collect::<Vec<u8>>(), true);
 });
 
-/// All of them.
+/// All ways.
 pub(super) const WAYS: &[Way] = &[
     ("connects and closes", |scene| drop(connect(scene.socket))),
     ("connects and resets with the greeting unread", |scene| {

@@ -15,9 +15,9 @@ use sim::Rng;
 use std::path::Path;
 use std::process::Command;
 
-/// What the process may have in memory at its peak, in KiB.
+/// Most memory that the process may use, in KiB.
 const MEMORY_KIB: u64 = 400 << 10;
-/// What is in the file that no image may name.
+/// The content of the file that no image may name.
 const SECRET: &[u8; 32] = b"SECRETsecretSECRETsecretSECRET!!";
 /// Length of the disks.
 const LEN: usize = 1 << 20;
@@ -241,7 +241,7 @@ fn images(dir: &Path, base: &[u8], samples: &mut Vec<Sample>) -> Result<(), Stri
     Ok(())
 }
 
-/// What this project's own binary makes: served once, written to, and ended.
+/// Has the binary create a file: serves it once, writes to it, and ends the server.
 fn made(dir: &Path, arguments: &[&str], file: &str) -> Result<Vec<u8>, String> {
     let socket = dir.join("m");
     let export = format!("unix:{}", socket.display());

@@ -18,7 +18,7 @@ use std::time::Duration;
 const BETWEEN_LOOKS: u64 = 500;
 /// How long the server may be silent about a session that is over.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// What the process may have in memory at its peak, in KiB.
+/// Most memory that the process may use, in KiB.
 const MEMORY_KIB: u64 = 600 << 10;
 /// Length of both disks.
 const LEN: u64 = 1 << 20;
