@@ -138,7 +138,7 @@ impl ZeroNode {
             && cx.ring.is_opaque(segment)
         {
             let started = cx.start(io, file, FileOp::Read { offset: 0 }, req.data, req.len.0);
-            return if started.is_ok() { Verdict::Held } else { Verdict::Busy };
+            return if started.is_ok() { Verdict::Held } else { Verdict::Blocked };
         }
         fill_zeroes(cx, req.data, 0, req.len.0);
         Verdict::Up(Status::Ok)

@@ -146,6 +146,10 @@ impl Yard for Served {
         self.host.slow_facts(name)
     }
 
+    fn turns(&self) -> Vec<u64> {
+        self.host.turns()
+    }
+
     fn counted(&self, name: &str) -> Option<Counted> {
         self.host.counted(name)
     }

@@ -21,6 +21,8 @@ use rustix::process::Pid;
 use rustix::thread::{CpuSet, gettid, sched_setaffinity};
 use std::collections::BTreeSet;
 use std::io;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -87,6 +89,7 @@ pub(crate) struct Reactor {
     engine: EngineInfo,
     thread: Mutex<Option<JoinHandle<()>>>,
     tid: Pid,
+    turns: Arc<Turns>,
     /// The CPUs whose requests it serves; empty: no export knows.
     cpus: Mutex<BTreeSet<usize>>,
 }
@@ -98,6 +101,8 @@ impl Reactor {
         let own = mail.clone();
         let runtime = Handle::try_current().ok();
         let (ready, is_ready) = channel();
+        let turns = Arc::new(Turns::default());
+        let counted = turns.clone();
         let thread =
             std::thread::Builder::new().name(format!("reactor-{number}")).spawn(
                 move || match KernelRing::new(config) {
@@ -105,7 +110,7 @@ impl Reactor {
                         let told = ready.send(Ok((ring.waker(), ring.engine().clone(), gettid())));
                         if told.is_ok() {
                             let alarm = runtime.map(|runtime| alarm(runtime, own.clone(), ring.waker()));
-                            let mut state = State::new(number, ring, own, inbox);
+                            let mut state = State::new(number, ring, own, inbox, counted);
                             state.fronts.nbd.limit(limits, alarm);
                             state.run();
                         }
@@ -116,7 +121,7 @@ impl Reactor {
         let (waker, engine, tid) =
             is_ready.recv().map_err(|_| io::Error::other("the reactor did not start"))??;
         let (mail, thread) = (Mutex::new(mail), Mutex::new(Some(thread)));
-        Ok(Reactor { mail, waker, engine, thread, tid, cpus: Mutex::default() })
+        Ok(Reactor { mail, waker, engine, thread, tid, turns, cpus: Mutex::default() })
     }
 
     /// It serves requests of these CPUs, too: run on those that it does, where their data and clients are.
@@ -142,6 +147,11 @@ impl Reactor {
         let (answer, is_there) = oneshot::channel();
         self.post(Mail::KernelBuffers(answer));
         is_there
+    }
+
+    /// How many turns its loop has taken.
+    pub(crate) fn turns(&self) -> u64 {
+        self.turns.0.load(Relaxed)
     }
 
     /// Which engine its ring runs on, and why.
@@ -220,6 +230,16 @@ fn alarm(runtime: Handle, mail: Sender<Mail>, waker: Waker) -> Alarm {
     })
 }
 
+/// How many turns a reactor's loop has taken: one for each time that it slept, or was kept from it. Only its thread writes it.
+#[derive(Default)]
+struct Turns(AtomicU64);
+
+impl Turns {
+    fn count(&self) {
+        self.0.store(self.0.load(Relaxed) + 1, Relaxed);
+    }
+}
+
 /// A device that this thread serves.
 struct Hosted {
     device: Arc<Device>,
@@ -263,11 +283,18 @@ struct State {
     live: Live,
     /// When it was last logged that clients were disconnected.
     cuts_said: Rarely,
+    turns: Arc<Turns>,
     stopping: bool,
 }
 
 impl State {
-    fn new(number: usize, ring: KernelRing, mail: Sender<Mail>, inbox: Receiver<Mail>) -> State {
+    fn new(
+        number: usize,
+        ring: KernelRing,
+        mail: Sender<Mail>,
+        inbox: Receiver<Mail>,
+        turns: Arc<Turns>,
+    ) -> State {
         State {
             number,
             ring,
@@ -279,6 +306,7 @@ impl State {
             retirements: Vec::new(),
             live: Live::default(),
             cuts_said: Rarely::default(),
+            turns,
             stopping: false,
         }
     }
@@ -287,15 +315,18 @@ impl State {
         let mut finished = Vec::new();
         let mut done = Vec::new();
         while !self.stopping {
-            let more = self.queues.any_touched() || self.fronts.is_dirty();
+            let is_dirty = self.fronts.is_dirty();
+            let more = self.queues.any_touched() || is_dirty;
             if let Err(error) = self.ring.turn(if more { Wait::No } else { Wait::UntilEvent }) {
                 tracing::error!(reactor = self.number, %error, "the ring failed");
                 // What it served would wait for ever. Who is dead is noticed, and brought back.
                 std::process::abort();
             }
             self.ring.look_at_clock();
-            let mut has_mail = false;
+            self.turns.count();
+            let (mut has_mail, mut has_happened) = (false, is_dirty);
             while let Some(event) = self.ring.next_event() {
+                has_happened = true;
                 match event {
                     Event::Io { queue, cookie, result } => {
                         self.queues.touch(queue).complete(cookie, result, &mut self.ring);
@@ -316,6 +347,10 @@ impl State {
                 self.read_mail();
             }
             self.finish_turn(&mut finished, &mut done);
+            if has_happened {
+                // Front-ends have given memory back, after queues offered what waits for some.
+                self.queues.recheck();
+            }
         }
     }
 

@@ -30,6 +30,10 @@ impl Yard for Host {
         })
     }
 
+    fn turns(&self) -> Vec<u64> {
+        self.reactors().iter().map(|reactor| reactor.turns()).collect()
+    }
+
     fn counted(&self, name: &str) -> Option<Counted> {
         let device = Host::device(self, name)?;
         let now = ring::clock();

@@ -61,7 +61,7 @@ impl Pieces {
             Rest { offset: req.offset, data: req.data, pieces: 0, status: Status::Ok };
         self.start(io, req, cx, next);
         match self.rests[io.tag.index()] {
-            Rest { pieces: 0, status: Status::Ok, .. } => Verdict::Busy,
+            Rest { pieces: 0, status: Status::Ok, .. } => Verdict::Blocked,
             Rest { pieces: 0, status, .. } => Verdict::Up(status),
             _ => Verdict::Held,
         }

@@ -28,8 +28,19 @@ pub enum Verdict {
     Up(Status),
     /// The kernel, a timer or child requests own it, under its cookie.
     Held,
-    /// No room now. The tag is parked and offered to this node again, as `submit`, next turn.
+    /// Try again: the request is parked and offered to this node again, as `submit`, in the next turn of the loop, whatever
+    /// happens until then. For what was interrupted and can be begun anew at once. A node that answers this while it
+    /// waits keeps its thread from sleeping.
     Busy,
+    /// Something that it needs is in use. The request is parked and offered to this node again, as `submit`, in each turn
+    /// in which its thread is awake anyway, and the thread may sleep meanwhile. So what it waits for must end by something
+    /// that wakes the thread:
+    ///
+    /// - What belongs to the thread (child requests of this node, entries and memory of the ring) is given back in a turn
+    ///   of that thread: the next turn begins without sleeping, and offers the request again.
+    /// - What other threads hold is waited for by asking to be woken *first* and checking once more *second*; whoever gives
+    ///   it back does so first, checks for waiters second, and calls the queue's [`Nudge`](crate::Nudge).
+    Blocked,
 }
 
 /// One element of a stack: a layer or a backend. An instance belongs to one hardware queue, so to
@@ -115,7 +126,7 @@ pub enum ChildKind {
     Copy,
 }
 
-/// No child request of this node is spare: answer [`Verdict::Busy`], or wait for a child to end.
+/// No child request of this node is spare: answer [`Verdict::Blocked`], or wait for a child to end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NoChild;
 

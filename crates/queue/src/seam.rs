@@ -92,7 +92,7 @@ pub enum Patience {
     Unbounded,
 }
 
-/// Nothing more fits into the ring now: answer [`Verdict::Busy`](crate::Verdict::Busy).
+/// Nothing more fits into the ring now: answer [`Verdict::Blocked`](crate::Verdict::Blocked).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingFull;
 

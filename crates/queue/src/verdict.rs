@@ -22,7 +22,7 @@ mod intact;
 mod outside;
 mod seats;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 /// The most nodes on one request's path: layers and a backend.
 pub const DEPTH_MAX: usize = 8;
@@ -221,6 +221,10 @@ pub struct Queue<R: Ring> {
     done: Vec<Done>,
     ended: Vec<Ended>,
     in_flight: usize,
+    /// A parked request is to be offered again in the next turn, even if nothing happens until then.
+    must_retry: bool,
+    /// A turn got further than offering parked requests in vain: what others wait for may be free.
+    moved: bool,
     frozen: bool,
     /// Somebody listens.
     watched: bool,
@@ -266,6 +270,8 @@ impl<R: Ring> Queue<R> {
             done: Vec::with_capacity(config.depth.into()),
             ended: Vec::with_capacity(tags),
             in_flight: 0,
+            must_retry: false,
+            moved: false,
             frozen: false,
             watched: false,
             guarded: false,
@@ -422,6 +428,7 @@ impl<R: Ring> Queue<R> {
 
     /// The end of a batch: offer what was parked again, once each, and let nodes start what they gathered.
     pub fn turn(&mut self, ring: &mut R) {
+        self.must_retry = false;
         for _ in 0..self.parked.len() {
             let Some(tag) = self.parked.pop_front() else { break };
             let slot = &mut self.slots[tag.index()];
@@ -434,6 +441,7 @@ impl<R: Ring> Queue<R> {
                 slow.go_on(io, slot.start, node, slot.depth + 1, ring.now());
             }
             self.advance(tag, Verdict::Down(node), ring);
+            self.moved |= self.slots[tag.index()].state != State::Parked;
         }
         if self.guarded {
             self.offer_guarded(ring);
@@ -463,6 +471,17 @@ impl<R: Ring> Queue<R> {
     /// Whether [`turn`](Queue::turn) has something to offer again.
     pub fn has_parked(&self) -> bool {
         !self.parked.is_empty() || !self.common.resumed.is_empty() || !self.common.spawned.is_empty()
+    }
+
+    /// Whether [`turn`](Queue::turn) must be called again before the thread sleeps. While nothing but blocked requests are
+    /// parked, it need not: see [`Verdict::Blocked`].
+    pub fn must_turn(&self) -> bool {
+        self.must_retry || !self.common.resumed.is_empty() || !self.common.spawned.is_empty()
+    }
+
+    /// Whether turns since the last call did more than offer blocked requests in vain.
+    pub(crate) fn take_moved(&mut self) -> bool {
+        std::mem::take(&mut self.moved)
     }
 
     /// Count what ended since the last call, as having ended `now`.
@@ -722,6 +741,7 @@ impl<R: Ring> Queue<R> {
                     return;
                 }
                 slot.state = State::Parked;
+                self.must_retry |= verdict == Verdict::Busy;
                 cx.node = slot.path[usize::from(slot.depth) - 1];
                 // While it is parked it is not there: it will come again.
                 self.seats[cx.node].entered -= 1;

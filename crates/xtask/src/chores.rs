@@ -182,7 +182,17 @@ pub fn test(root: &Path, full: bool) -> bool {
 }
 
 /// What threads share, under every order in which they may run. In a folder of its own, for its flag.
-const MODELS: [&str; 7] = ["cargo", "test", "--locked", "--package", "blockyard-layers", "--lib", "models"];
+const MODELS: [&str; 9] = [
+    "cargo",
+    "test",
+    "--locked",
+    "--package",
+    "blockyard-layers",
+    "--package",
+    "blockyard-backends",
+    "--lib",
+    "models",
+];
 
 /// The tests that need a kernel of their own, on that kernel. A person may leave them out; CI may not.
 fn guest(chore: &mut Chore<'_>, binary: &str, kernel: &str) -> bool {

@@ -79,7 +79,7 @@ impl FileNode {
             return Verdict::Up(Status::NotSupported);
         }
         if !self.slot(io).is_zeroing() {
-            let Some(zeroes) = cx.ring.allocate(ZEROES_LEN) else { return Verdict::Busy };
+            let Some(zeroes) = cx.ring.allocate(ZEROES_LEN) else { return Verdict::Blocked };
             cx.ring.bytes_mut(zeroes).fill(0);
             self.slot(io).zeroes = zeroes;
         }

@@ -4,7 +4,8 @@
 //! that covers its window copies in and writes; one that covers a part of a block claims to be the file's
 //! only write, reads the window, copies in, and writes it back.
 
-use super::facts::{Alignment, Claim};
+use super::exclusive::Claim;
+use super::facts::Alignment;
 use super::node::{FileNode, Phase};
 use crate::pieces::each_piece;
 use block::{Bytes, Cookie, Data, Flags, Op, Request, Segment, Status};
@@ -35,18 +36,20 @@ impl FileNode {
         let partial = window != (start, end);
         let key = self.key(io);
         if req.op != Op::Read && partial {
-            match self.shared.claim(key) {
-                Claim::Refused => return Verdict::Busy,
+            match self.shared.exclusive.claim(&self.gate, key) {
+                Claim::Refused => return Verdict::Blocked,
                 claim => {
                     self.slot(io).claimed = true;
                     if claim == Claim::Waiting {
-                        return Verdict::Busy;
+                        return Verdict::Blocked;
                     }
                 }
             }
         }
         if self.slot(io).bounce.len == 0 {
-            let Some(memory) = cx.ring.allocate((WINDOW + 2 * block) as u32) else { return Verdict::Busy };
+            let Some(memory) = cx.ring.allocate((WINDOW + 2 * block) as u32) else {
+                return Verdict::Blocked;
+            };
             self.slot(io).bounce = memory;
         }
         let slot = self.slot(io);

@@ -1,8 +1,9 @@
 //! What all queues of a file share: facts that stand from its opening, and a few that change.
 
+use super::exclusive::Exclusive;
 use block::Bytes;
 use queue::Rounds;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What direct I/O needs: powers of two.
@@ -51,17 +52,7 @@ impl Facts {
     }
 }
 
-/// How many writes one queue has under way: its own cache line, for it alone writes there.
-#[derive(Default, Debug)]
-#[repr(align(64))]
-pub(super) struct Gate {
-    writes: AtomicU32,
-}
-
 /// The shared part that nodes see.
-///
-/// A direct write that covers part of a block reads the block, changes it and writes it back. Meanwhile no
-/// other write of any queue may be under way, or it could be undone: see [`enter`](Shared::enter).
 #[derive(Debug)]
 pub struct Shared {
     /// What stands.
@@ -80,13 +71,12 @@ pub struct Shared {
     pub(super) no_zero_range: AtomicBool,
     /// Discards and write zeroes that `fallocate` did: what was known to be data before may be a hole.
     pub(super) cleared: AtomicU64,
-    /// Who rewrites a block: its key; 0: nobody.
-    exclusive: AtomicU64,
     /// Who writes to the head: its key; 0: nobody.
     writes_head: AtomicU64,
     /// The format that a client was kept from turning the file into, last.
     refused_head: Arc<Mutex<Option<&'static str>>>,
-    gates: Mutex<Vec<Arc<Gate>>>,
+    /// Keeps writes from those that cover a part of a block.
+    pub(super) exclusive: Exclusive,
 }
 
 impl Shared {
@@ -100,10 +90,9 @@ impl Shared {
             no_punch: AtomicBool::new(false),
             no_zero_range: AtomicBool::new(false),
             cleared: AtomicU64::new(0),
-            exclusive: AtomicU64::new(0),
             writes_head: AtomicU64::new(0),
             refused_head: Arc::default(),
-            gates: Mutex::default(),
+            exclusive: Exclusive::new(),
         })
     }
 
@@ -119,10 +108,9 @@ impl Shared {
             no_punch: copy(&self.no_punch),
             no_zero_range: copy(&self.no_zero_range),
             cleared: AtomicU64::new(0),
-            exclusive: AtomicU64::new(0),
             writes_head: AtomicU64::new(0),
             refused_head: Arc::clone(&self.refused_head),
-            gates: Mutex::default(),
+            exclusive: Exclusive::new(),
         })
     }
 
@@ -155,43 +143,6 @@ impl Shared {
         self.flush_failed.store(true, Ordering::Release);
     }
 
-    /// A gate for one more queue, and its number.
-    pub(super) fn add_gate(&self) -> (Arc<Gate>, u32) {
-        let mut gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
-        gates.push(Arc::default());
-        (Arc::clone(&gates[gates.len() - 1]), gates.len() as u32)
-    }
-
-    /// Begin a write through a queue's gate. `false`: someone else rewrites a block, try again later.
-    ///
-    /// Counting first and looking second, against setting `exclusive` first and summing second: of a write
-    /// and a rewrite that begin together, at least one sees the other.
-    pub(super) fn enter(&self, gate: &Gate, key: u64) -> bool {
-        gate.writes.fetch_add(1, Ordering::SeqCst);
-        let owner = self.exclusive.load(Ordering::SeqCst);
-        let free = owner == 0 || owner == key;
-        if !free {
-            self.leave(gate);
-        }
-        free
-    }
-
-    /// A write is over.
-    pub(super) fn leave(&self, gate: &Gate) {
-        gate.writes.fetch_sub(1, Ordering::SeqCst);
-    }
-
-    /// Ask to be the only write, from one that has entered. New writes are held off from now on.
-    pub(super) fn claim(&self, key: u64) -> Claim {
-        match self.exclusive.compare_exchange(0, key, Ordering::SeqCst, Ordering::SeqCst) {
-            Err(owner) if owner != key => return Claim::Refused,
-            _ => {}
-        }
-        let gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
-        let writes: u32 = gates.iter().map(|gate| gate.writes.load(Ordering::SeqCst)).sum();
-        if writes == 1 { Claim::Alone } else { Claim::Waiting }
-    }
-
     /// Ask to be the only request that writes to the head. `false`: another one is.
     pub(super) fn claim_head(&self, key: u64) -> bool {
         match self.writes_head.compare_exchange(0, key, Ordering::AcqRel, Ordering::Acquire) {
@@ -213,41 +164,5 @@ impl Shared {
     /// The format of that image.
     pub(super) fn refused_head(&self) -> Option<&'static str> {
         *self.refused_head.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Others may write again.
-    pub(super) fn disclaim(&self, key: u64) {
-        let _ = self.exclusive.compare_exchange(key, 0, Ordering::SeqCst, Ordering::SeqCst);
-    }
-}
-
-/// How a claim stands.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Claim {
-    /// It is the only write.
-    Alone,
-    /// It is next: others have to end first.
-    Waiting,
-    /// Someone else has it.
-    Refused,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::file::tests::buffered_facts;
-
-    #[test]
-    fn a_rewrite_waits_for_writes_of_all_queues_and_holds_off_new_ones() {
-        let shared = Shared::new(buffered_facts());
-        let ((one, _), (two, _)) = (shared.add_gate(), shared.add_gate());
-        assert!(shared.enter(&one, 1) && shared.enter(&two, 2));
-        assert_eq!(shared.claim(1), Claim::Waiting);
-        assert_eq!(shared.claim(2), Claim::Refused);
-        shared.leave(&two);
-        assert!(!shared.enter(&two, 2));
-        assert_eq!(shared.claim(1), Claim::Alone);
-        shared.disclaim(1);
-        assert!(shared.enter(&two, 2));
     }
 }

@@ -51,7 +51,7 @@ impl FileNode {
             return self.head_read(io, req, [0; HEAD_LEN], cx);
         }
         let len = self.head_block();
-        let Some(memory) = cx.ring.allocate(len) else { return Verdict::Busy };
+        let Some(memory) = cx.ring.allocate(len) else { return Verdict::Blocked };
         self.slot(io).bounce = memory;
         let op = FileOp::Read { offset: 0 };
         self.start(io, Phase::Head(Step::Read), op, Data::One(memory), len.into(), cx)
@@ -167,7 +167,7 @@ impl FileNode {
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
         let len = self.head_block().min(req.len.0 as u32);
-        let Some(memory) = cx.ring.allocate(len) else { return Verdict::Busy };
+        let Some(memory) = cx.ring.allocate(len) else { return Verdict::Blocked };
         self.slot(io).bounce = memory;
         self.head.copy_from_slice(&head);
         self.scratch_op(
@@ -192,7 +192,7 @@ impl FileNode {
         self.slot(io).phase = Phase::Head(step);
         match cx.start(io, scratch, op, Data::One(memory), memory.len.into()) {
             Ok(()) => Verdict::Held,
-            Err(queue::RingFull) => Verdict::Busy,
+            Err(queue::RingFull) => Verdict::Blocked,
         }
     }
 

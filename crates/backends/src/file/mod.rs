@@ -16,6 +16,7 @@ mod change;
 mod clear;
 mod container;
 mod direct;
+mod exclusive;
 mod extents;
 mod facts;
 mod head;

@@ -1,18 +1,19 @@
 //! A file as one hardware queue sees it: where each request is done, and what is done about how it ended.
 //!
 //! A request that is done in place never shows up in `slots` for long. One that the ring carries has its
-//! phase there, and `reap` goes on from that. Whenever a request leaves this node, by `Up` or `Busy`, what
-//! it had taken is given back in one place, `settle`; after `Busy` it starts from the beginning, which is
+//! phase there, and `reap` goes on from that. Whenever a request leaves this node, by `Up`, `Busy` or
+//! `Blocked`, what it had taken is given back in one place, `settle`; after the latter two it starts from the beginning, which is
 //! harmless as all that was done of it can be done again.
 
 use super::container::HEAD_LEN;
+use super::exclusive::Gate;
 use super::extents::KnownData;
-use super::facts::{Gate, Shared};
+use super::facts::Shared;
 use super::head::Step;
 use super::pace::Pace;
 use crate::pieces::fill_zeroes;
 use block::{Cookie, Data, Flags, Op, Region, Request, Segment, Status};
-use queue::{Cx, FileId, FileOp, Nanos, Node, NodeId, Patience, Ring, Verdict};
+use queue::{Cx, FileId, FileOp, Nanos, Node, NodeId, Nudge, Patience, Ring, Verdict};
 use std::sync::Arc;
 
 /// What the ring is doing for a request.
@@ -119,15 +120,14 @@ pub struct FileNode {
     pub(super) known: KnownData,
     /// The file's own memory, and when its data was last looked for.
     pub(super) own: Option<(Region, Nanos)>,
-    gate: Arc<Gate>,
-    gate_number: u32,
+    pub(super) gate: Arc<Gate>,
     pace: Pace,
 }
 
 impl FileNode {
     /// A node on a file with these facts, which the queue's ring knows as `file`.
     pub fn new(shared: Arc<Shared>, file: FileId) -> FileNode {
-        let (gate, gate_number) = shared.add_gate();
+        let gate = shared.exclusive.join();
         let head = vec![0; if shared.facts.head > 0 { HEAD_LEN } else { 0 }].into();
         FileNode {
             shared,
@@ -139,7 +139,6 @@ impl FileNode {
             known: KnownData::NONE,
             own: None,
             gate,
-            gate_number,
             pace: Pace::NEW,
         }
     }
@@ -155,6 +154,13 @@ impl FileNode {
     #[must_use]
     pub fn with_scratch_file(self, file: FileId) -> FileNode {
         FileNode { scratch_file: Some(file), ..self }
+    }
+
+    /// Wakes the queue so when requests of it may go on that waited for those of other queues: its thread may sleep then.
+    #[must_use]
+    pub fn woken_by(self, nudge: Nudge) -> FileNode {
+        self.shared.exclusive.wake_with(&self.gate, nudge);
+        self
     }
 
     /// The same on a file whose own memory its ring knows as this region: see [`File::memory`](super::File::memory).
@@ -180,7 +186,7 @@ impl FileNode {
 
     /// Not 0, and different for all requests of all queues of a file.
     pub(super) fn key(&self, io: Cookie) -> u64 {
-        u64::from(self.gate_number) << 16 | u64::from(io.tag.0)
+        u64::from(self.gate.number) << 16 | u64::from(io.tag.0)
     }
 
     /// Do an operation in place, if that is the place for it. `None`: start it.
@@ -289,7 +295,7 @@ impl FileNode {
         self.slot(io).phase = phase;
         match cx.start(io, self.file, op, data, len) {
             Ok(()) => Verdict::Held,
-            Err(queue::RingFull) => Verdict::Busy,
+            Err(queue::RingFull) => Verdict::Blocked,
         }
     }
 
@@ -387,8 +393,8 @@ impl FileNode {
             return Verdict::Held;
         }
         self.shared.syncs.withdraw();
-        // After `Busy` the write would be tried again, and might succeed without the check.
-        if checks_errors { self.await_sync(io, cx) } else { Verdict::Busy }
+        // After `Blocked` the write would be tried again, and might succeed without the check.
+        if checks_errors { self.await_sync(io, cx) } else { Verdict::Blocked }
     }
 
     /// Try the sync again later.
@@ -461,9 +467,9 @@ impl FileNode {
             return Err(Verdict::Up(Status::IoError));
         }
         if facts.direct.is_some() {
-            if !self.shared.enter(&self.gate, self.key(io)) {
+            if !self.shared.exclusive.enter(&self.gate, self.key(io)) {
                 let nowait = req.flags.has(Flags::NOWAIT);
-                return Err(if nowait { Verdict::Up(Status::Again) } else { Verdict::Busy });
+                return Err(if nowait { Verdict::Up(Status::Again) } else { Verdict::Blocked });
             }
             self.slot(io).entered = true;
         }
@@ -481,15 +487,15 @@ impl FileNode {
                 cx.ring.free(std::mem::replace(memory, Segment::EMPTY));
             }
         }
-        if slot.claimed && verdict != Verdict::Busy {
+        if slot.claimed && !matches!(verdict, Verdict::Busy | Verdict::Blocked) {
             slot.claimed = false;
-            self.shared.disclaim(key);
+            self.shared.exclusive.disclaim(&self.gate, key);
         }
         if std::mem::take(&mut slot.claimed_head) {
             self.shared.disclaim_head(key);
         }
         if std::mem::take(&mut slot.entered) {
-            self.shared.leave(&self.gate);
+            self.shared.exclusive.leave(&self.gate);
         }
     }
 

@@ -237,7 +237,7 @@ impl NullNode {
     ) -> Verdict {
         let gate = self.gate();
         let Verdict::Up(mut status) = verdict else {
-            if verdict == Verdict::Busy {
+            if matches!(verdict, Verdict::Busy | Verdict::Blocked) {
                 gate.give_back(io);
                 req.len = gate.state(io).cut.take().unwrap_or(req.len);
             }

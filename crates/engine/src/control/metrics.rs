@@ -178,6 +178,13 @@ impl Collector for YardCollector {
         let mut family =
             encoder.encode_descriptor("blockyard_request_size_bytes", help, None, MetricType::Histogram)?;
         for_each_op(&devices, &mut family, encode_sizes)?;
+        let help = "Turns of the loop of an I/O thread";
+        let mut family =
+            encoder.encode_descriptor("blockyard_reactor_turns", help, None, MetricType::Counter)?;
+        for (number, turns) in self.0.turns().into_iter().enumerate() {
+            let labels = [("reactor", number.to_string())];
+            ConstCounter::new(turns).encode(family.encode_family(&labels)?)?;
+        }
         encode_layers(&devices, &mut encoder)?;
         encode_disks(&devices, &mut encoder)
     }

@@ -181,6 +181,11 @@ pub trait Yard: Send + Sync + 'static {
         Box::pin(async { BTreeMap::new() })
     }
 
+    /// How many turns the loop of each reactor has taken.
+    fn turns(&self) -> Vec<u64> {
+        Vec::new()
+    }
+
     /// What one of them counted up to now.
     fn counted(&self, name: &str) -> Option<Counted>;
 

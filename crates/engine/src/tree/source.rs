@@ -120,7 +120,7 @@ impl Source {
                         Err(error) => tracing::info!(%error, "direct I/O goes without registered memory"),
                     }
                 }
-                let mut node = file.node(id);
+                let mut node = file.node(id).woken_by(held.nudge.clone());
                 if let Some(again) = file.error_descriptor()? {
                     // It is used when a disk is full: no slot of the ring's table is spent on it.
                     let again = ring.add_unregistered_file(Arc::new(again));

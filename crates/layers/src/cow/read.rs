@@ -49,7 +49,7 @@ impl Cow {
                 *self.slot(io) = Slot { phase: Phase::Pieces, at: start, ..Slot::NEW };
                 self.start_pieces(io, req, cx);
                 if self.slot(io).pieces == 0 && self.slot(io).at < end {
-                    Verdict::Busy
+                    Verdict::Blocked
                 } else {
                     self.read_on(io)
                 }

@@ -37,7 +37,7 @@ impl Fan {
             return Verdict::Up(Status::Ok);
         }
         if cx.spare_children() < children.len() {
-            return Verdict::Busy;
+            return Verdict::Blocked;
         }
         self.open[io.tag.index()] = Open { left: children.len() as u32, status: Status::Ok };
         for (place, &child) in children.iter().enumerate() {

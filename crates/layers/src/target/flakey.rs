@@ -422,7 +422,7 @@ impl<R: Ring> Node<R> for FlakeyNode {
         if req.op == Op::Write {
             let bytes = self.corruptions(req);
             if bytes != [None; 2] && !self.corrupt_write(io, req, bytes, cx) {
-                return Verdict::Busy;
+                return Verdict::Blocked;
             }
         } else if req.op == Op::Read && self.features.corrupts() {
             // What is lent cannot be written to.

@@ -32,6 +32,7 @@ impl<R: Ring> Queue<R> {
             // Where a parked request was offered, so that it is offered to the top again.
             slot.path[0] = NodeId::TOP;
             slot.depth = 1;
+            self.must_retry = true;
             self.parked.push_back(tag);
         }
     }
@@ -49,6 +50,7 @@ impl<R: Ring> Queue<R> {
     /// End the held requests that nodes have named.
     pub(super) fn resume(&mut self, ring: &mut R) {
         while let Some(Resumed { io, result, part }) = self.common.resumed.pop_front() {
+            self.moved = true;
             self.slots[io.tag.index()].replaced |= part;
             self.complete(io, result, ring);
         }
@@ -74,6 +76,7 @@ impl<R: Ring> Queue<R> {
     /// turn, see [`has_parked`](Queue::has_parked).
     #[cold]
     pub(super) fn resume_and_commit(&mut self, ring: &mut R) {
+        self.moved = true;
         for _ in 0..ROUNDS_MAX {
             self.start_children(ring);
             self.resume(ring);

@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 /// Carries nothing but the time, and remembers whom it was asked to cancel.
 #[derive(Default)]
-pub(super) struct TestRing {
+pub(crate) struct TestRing {
     now: Nanos,
     cancelled: Vec<Cookie>,
 }
@@ -48,18 +48,18 @@ pub(super) struct Log {
 }
 
 #[derive(Clone, Default)]
-pub(super) struct Disk(pub(super) Rc<RefCell<Log>>);
+pub(crate) struct Disk(pub(super) Rc<RefCell<Log>>);
 
 impl Disk {
-    pub(super) fn answering(answers: &[Verdict]) -> Disk {
+    pub(crate) fn answering(answers: &[Verdict]) -> Disk {
         let disk = Disk::default();
         disk.0.borrow_mut().answers = answers.to_vec();
         disk
     }
-    fn seen(&self) -> Vec<(u64, u64)> {
+    pub(crate) fn seen(&self) -> Vec<(u64, u64)> {
         self.0.borrow().seen.clone()
     }
-    fn held(&self, index: usize) -> Cookie {
+    pub(crate) fn held(&self, index: usize) -> Cookie {
         self.0.borrow().held[index]
     }
 }

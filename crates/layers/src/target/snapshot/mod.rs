@@ -449,7 +449,7 @@ impl<R: Ring> Node<R> for SnapshotNode {
             Op::Write => self.write(io, req, cx),
             Op::Discard if self.features.passdown => {
                 if cx.spawn(io, self.copier.origin, ChildKind::Copy, *req).is_err() {
-                    return Verdict::Busy;
+                    return Verdict::Blocked;
                 }
                 slot.passing = true;
                 Verdict::Held

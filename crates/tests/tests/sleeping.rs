@@ -1,0 +1,103 @@
+//! I/O threads sleep while requests wait: for child requests, for the range lock of unaligned direct writes, for a disk.
+
+use blockyard_tests::disk::{Loop, missing_loop};
+use blockyard_tests::on_both_engines;
+use blockyard_tests::peer::Peer;
+use blockyard_tests::server::{Engine, Sandbox};
+use blockyard_tests::tools::PATIENCE;
+use proto::nbd::{Command, Request};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+on_both_engines!(a_split_device_without_child_requests_sleeps);
+
+/// Turns that a second may take in which a few requests end. A thread that does not sleep takes a hundred thousand.
+const TURNS_MAX: u64 = 2000;
+
+/// Turns that all I/O threads of a server have taken.
+fn turns(sandbox: &Sandbox, device: &str) -> u64 {
+    let socket = sandbox.run_dir().join(format!("{device}.control"));
+    let mut stream = UnixStream::connect(socket).expect("a control socket");
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    write!(stream, "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("metrics");
+    let counts = answer.lines().filter(|line| line.starts_with("blockyard_reactor_turns_total{"));
+    let counts: Vec<u64> =
+        counts.filter_map(|line| line.rsplit_once(' ')).map(|(_, count)| count.parse().unwrap()).collect();
+    assert!(!counts.is_empty(), "{answer}");
+    counts.iter().sum()
+}
+
+/// Sends these, waits for all answers, and returns how long that took.
+fn carry_out(peer: &mut Peer, requests: &[(Request, &[u8])]) -> Duration {
+    let start = Instant::now();
+    for (request, payload) in requests {
+        peer.send(*request, payload);
+    }
+    for _ in requests {
+        let answer = peer.receive();
+        assert_eq!(answer.error, None);
+    }
+    start.elapsed()
+}
+
+fn a_split_device_without_child_requests_sleeps(engine: Engine) {
+    let sandbox = Sandbox::new(engine);
+    let more =
+        ["--layer", "delay,write=400ms", "--limits", "max_sectors=8", "--queues", "1", "--depth", "16"];
+    let server = sandbox.serve("ram:64M", &more);
+    let mut peer = Peer::connect(&server.socket(), "disk");
+    let before = turns(&sandbox, "disk");
+    // The first takes all child requests that there are, twice; the second waits for some.
+    let data = vec![7; 512 << 10];
+    let writes =
+        [0, 1].map(|number| (Request::new(Command::Write, number, number << 20, 512 << 10), &data[..]));
+    let took = carry_out(&mut peer, &writes);
+    assert!(took >= Duration::from_millis(800), "the second found child requests: {took:?}");
+    let turns = turns(&sandbox, "disk") - before;
+    println!("{turns} turns in {took:?}");
+    assert!(turns <= TURNS_MAX, "{turns} turns in {took:?}");
+}
+
+#[test]
+fn unaligned_direct_writes_sleep_while_they_wait_for_each_other() {
+    if missing_loop() {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let slow = ["--layer", "delay,read=200ms,write=200ms"];
+    let mut disk = Loop::serve(&sandbox, "slow", "ram:16M", &slow);
+    let stack = format!("file:{},direct=on", disk.path());
+    let mut server = sandbox.serve(&stack, &["--queues", "2"]);
+    let mut peers = [0, 1].map(|_| Peer::connect(&server.socket(), "disk"));
+    let before = turns(&sandbox, "disk");
+    let start = Instant::now();
+    // Four parts of one block, through two threads: each reads the block and writes it back, which takes 400 ms.
+    std::thread::scope(|scope| {
+        for (number, peer) in peers.iter_mut().enumerate() {
+            scope.spawn(move || {
+                let numbers = [0, 1].map(|index| number as u64 * 2 + index);
+                let data = numbers.map(|number| [number as u8 + 1; 100]);
+                let write = |at: usize| {
+                    let request = Request::new(Command::Write, numbers[at], 100 * numbers[at], 100);
+                    (request, &data[at][..])
+                };
+                carry_out(peer, &[write(0), write(1)]);
+            });
+        }
+    });
+    let took = start.elapsed();
+    let turns = turns(&sandbox, "disk") - before;
+    println!("{turns} turns in {took:?}");
+    assert!(took >= Duration::from_millis(1600), "they did not wait for each other: {took:?}");
+    assert!(turns <= TURNS_MAX, "{turns} turns in {took:?}");
+    let read = peers[0].read(0, 400).expect("a read");
+    for (index, part) in read.chunks(100).enumerate() {
+        assert_eq!(part, [index as u8 + 1; 100], "part {index}");
+    }
+    peers.into_iter().for_each(Peer::disconnect);
+    server.terminate();
+    disk.server.terminate();
+}
