@@ -231,6 +231,9 @@ pub(crate) struct ServeArgs {
     /// Tell in the log of each request that takes so long, and where it was meanwhile
     #[arg(long, value_name = "TIME")]
     pub(crate) slow: Option<String>,
+    /// Cancel requests that take longer, as the block layer does by queue/io_timeout
+    #[arg(long, value_name = "TIME")]
+    pub(crate) io_timeout: Option<String>,
     /// I/O threads, and so hardware queues of a device
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) queues: Option<u16>,
@@ -475,12 +478,13 @@ pub(crate) struct LimitsArgs {
   scheduler=none|mq-deadline|kyber[,PARAMETER=VALUE...]   what orders and merges requests
   PARAMETER=VALUE     of the scheduler in use, such as read_expire=100 or write_lat_nsec=5ms; at once
   slow=TIME, slow=off  tell in the log of each request that takes so long
+  io_timeout=TIME, io_timeout=off   cancel requests that take longer; they fail
 
 Requests that are under way end first; those that come meanwhile wait.")]
 pub(crate) struct SetArgs {
     /// The device
     pub(crate) name: String,
-    /// What to change: direct, file, badblocks, slow, scheduler, or a parameter of the scheduler
+    /// What to change: direct, file, badblocks, slow, io_timeout, scheduler, or a parameter of the scheduler
     #[arg(value_name = "KEY=VALUE")]
     pub(crate) change: String,
 }

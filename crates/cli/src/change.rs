@@ -33,6 +33,11 @@ pub(crate) fn set(args: &SetArgs) -> Result<ExitCode, Failure> {
             let limit = parse_time(time).map_err(|why| usage(why.to_string()))?;
             Change::Slow(Some(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)))
         }
+        Some(("io_timeout", "off" | "0")) => Change::Timeout(None),
+        Some(("io_timeout", time)) => {
+            let limit = parse_time(time).map_err(|why| usage(why.to_string()))?;
+            Change::Timeout(Some(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)))
+        }
         Some(("badblocks", range)) => Change::BadBlocks(range.to_owned()),
         Some(("scheduler", text)) => {
             parse_scheduler(text).map_err(|why| usage(why.to_string()))?;
@@ -44,6 +49,7 @@ pub(crate) fn set(args: &SetArgs) -> Result<ExitCode, Failure> {
         _ => {
             let why = format!(
                 "\"{}\" cannot be changed (there are direct=on|off|auto, file=PATH, badblocks=+FIRST-LAST, slow=TIME|off, \
+                 io_timeout=TIME|off, \
                  scheduler=NAME and the parameters of schedulers)",
                 args.change
             );

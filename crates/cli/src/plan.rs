@@ -49,7 +49,8 @@ pub(crate) fn topology(what: &str, args: &ServeArgs) -> Result<Topology, Failure
         layers,
         limits: args.limits.clone(),
         depth: args.depth,
-        slow: args.slow.as_deref().map(|text| slow(what, text)).transpose()?,
+        slow: args.slow.as_deref().map(|text| time(what, "--slow", text)).transpose()?,
+        io_timeout: args.io_timeout.as_deref().map(|text| time(what, "--io-timeout", text)).transpose()?,
         line: 0,
     };
     let topology = Topology {
@@ -76,12 +77,12 @@ pub(crate) fn device(what: &str, stack: &str, layers: &[String]) -> Result<Devic
     let layers = layers.iter().map(|layer| Ok(parsed::<LayerSpec>(what, layer)?.rooted(&here)));
     let layers = layers.collect::<Result<_, Failure>>()?;
     let name = stack.derived_name();
-    Ok(DeviceSpec { name, stack, layers, limits: None, depth: None, slow: None, line: 0 })
+    Ok(DeviceSpec { name, stack, layers, limits: None, depth: None, slow: None, io_timeout: None, line: 0 })
 }
 
-/// From how long on a request is slow.
-fn slow(what: &str, text: &str) -> Result<std::time::Duration, Failure> {
-    parse_time(text).map_err(|why| Failure::usage(what, "--slow", why))
+/// The time that an option is given.
+fn time(what: &str, option: &str, text: &str) -> Result<std::time::Duration, Failure> {
+    parse_time(text).map_err(|why| Failure::usage(what, option, why))
 }
 
 /// At least one: without an address, the NBD socket in the run directory, which a service manager's

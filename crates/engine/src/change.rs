@@ -54,6 +54,8 @@ pub enum Change {
     },
     /// Tell of requests in the log that take so many nanoseconds; `None`: of none.
     Slow(Option<u64>),
+    /// Cancel requests that take more nanoseconds; `None`: none.
+    Timeout(Option<u64>),
     /// Write the overlay down into what it stands over.
     Commit,
     /// Hold requests back until it is resumed.
@@ -170,14 +172,20 @@ impl Host {
         for user in tower.iter().filter(|user| !Arc::ptr_eq(user, &device)) {
             turns.push(user.turn.lock().await);
         }
-        if !matches!(change, Change::Resize { .. } | Change::Resume | Change::Trace(_) | Change::Slow(_))
-            && self.is_passed_by(&device)
+        if !matches!(
+            change,
+            Change::Resize { .. } | Change::Resume | Change::Trace(_) | Change::Slow(_) | Change::Timeout(_)
+        ) && self.is_passed_by(&device)
         {
             return Err(ChangeError::PassedBy.into());
         }
         let is_of_layers = matches!(
             change,
-            Change::Scheduler(_) | Change::Parameter { .. } | Change::Limits { .. } | Change::Slow(_)
+            Change::Scheduler(_)
+                | Change::Parameter { .. }
+                | Change::Limits { .. }
+                | Change::Slow(_)
+                | Change::Timeout(_)
         );
         let file = if let Change::File(path) = &change { Some(path.clone()) } else { None };
         let may_free = file.is_some() || change == Change::Resume;
@@ -235,6 +243,11 @@ impl Host {
             Change::Leave => self.leave_device(name).await,
             Change::Slow(limit) => {
                 device.slow.set(limit.map(Duration::from_nanos));
+                self.refresh_slow(device).await;
+                Ok(())
+            }
+            Change::Timeout(limit) => {
+                device.timeouts.set(limit.map(Duration::from_nanos));
                 self.refresh_slow(device).await;
                 Ok(())
             }

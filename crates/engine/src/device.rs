@@ -10,6 +10,7 @@ use crate::reactor::Nudge;
 use crate::slow::SlowLog;
 use crate::spec::{DeviceName, FileFormat, FileSpec, Format, LayerSpec, StackSpec};
 use crate::stacking::Footing;
+use crate::timeouts::Timeouts;
 use crate::trace::Session;
 pub use crate::tree::TableError;
 use crate::tree::{self, Tree};
@@ -46,6 +47,8 @@ pub struct DeviceConfig {
     pub depth: u16,
     /// Requests that take so long are told of in the log; none: none are.
     pub slow: Option<Duration>,
+    /// Requests that take longer are cancelled; none: none are.
+    pub io_timeout: Option<Duration>,
 }
 
 /// Why a device cannot be made.
@@ -179,6 +182,8 @@ pub struct Device {
     pub(crate) slow: SlowLog,
     /// How often limits of NBD clients took effect.
     pub(crate) limit_counts: Arc<exports::nbd::LimitCounts>,
+    /// From how long on requests are cancelled, and how many were.
+    pub(crate) timeouts: Timeouts,
     /// Keeps writes from those that write parts of blocks; none: nobody has ever done so.
     gate: OnceLock<Arc<Gate>>,
 }
@@ -213,6 +218,7 @@ impl Device {
             glance: Mutex::default(),
             slow: SlowLog::new(config.slow),
             limit_counts: Arc::default(),
+            timeouts: Timeouts::new(config.io_timeout),
             gate: OnceLock::new(),
         })
     }

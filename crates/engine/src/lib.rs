@@ -37,6 +37,7 @@ pub mod spec;
 mod stacking;
 mod start;
 pub mod tables;
+mod timeouts;
 pub mod topology;
 pub mod trace;
 mod tree;

@@ -209,6 +209,7 @@ mod tests {
             limits: limits.to_owned(),
             depth: 8,
             slow: None,
+            io_timeout: None,
         }
     }
 

@@ -361,6 +361,9 @@ impl State {
             for &id in &*finished {
                 let queue = self.queues.get_mut(id);
                 queue.account(now);
+                if let Some(found) = queue.take_timed_out() {
+                    live::tell_timed_out(&self.hosted, self.number, id, &found, now);
+                }
                 if queue.looks_for_slow() {
                     live::tell_slow(queue, &self.hosted, self.number, now);
                 }
@@ -514,6 +517,7 @@ impl State {
             queue.guard(gate, nudge);
         }
         queue.look_for_slow(device.slow.limit_ns());
+        queue.set_timeout(device.timeouts.limit_ns());
     }
 
     fn retire(&mut self, device: &Arc<Device>, done: oneshot::Sender<bool>) {

@@ -207,6 +207,7 @@ mod tests {
             limits: String::new(),
             depth: 4,
             slow: None,
+            io_timeout: None,
         };
         let around = Surroundings { pool: &Pool::default(), device: &|_| None };
         Arc::new(Device::open(&config, 0, &around).unwrap())

@@ -50,6 +50,7 @@ impl DeviceSpec {
             limits: self.limits.clone().unwrap_or_default(),
             depth: self.depth.unwrap_or(DEPTH),
             slow: self.slow,
+            io_timeout: self.io_timeout,
         }
     }
 }

@@ -44,8 +44,9 @@ impl Yard for Host {
             None => queues.push(device.past()),
         }
         let busy_ns = device.busy().busy_ns(now);
-        let limit_hits = device.limit_counts.named().to_vec();
-        Some(Counted { uptime: device.uptime(), queues, busy_ns, nodes: device.nodes(), limit_hits })
+        let (limit_hits, timeouts) = (device.limit_counts.named().to_vec(), device.timeouts.count());
+        let nodes = device.nodes();
+        Some(Counted { uptime: device.uptime(), queues, busy_ns, timeouts, nodes, limit_hits })
     }
 
     fn in_flight<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<InFlightList, ControlError>> {
@@ -109,6 +110,7 @@ fn facts(device: &Device) -> BTreeMap<String, String> {
     if let Some(slow) = device.slow.describe() {
         facts.insert("slow requests".to_owned(), slow);
     }
+    facts.insert("io_timeout".to_owned(), device.timeouts.describe());
     if device.is_suspended() {
         facts.insert("suspended".to_owned(), "yes: its requests are held back (blockyard resume)".to_owned());
     }

@@ -36,4 +36,4 @@ pub use segments::Segments;
 pub use slow::{Slow, Standing, UnderWay, Visit};
 pub use sockets::{Chunk, NodeEvent, ReceiveEnd, SocketEvent, SocketId, SocketOwner, Sockets};
 pub use stats::{NodeCounts, OpCounts, QueueStats, SIZES, Snapshot};
-pub use verdict::{DEPTH_MAX, Done, Owner, Prepared, Queue, QueueConfig, Stack, StackError};
+pub use verdict::{DEPTH_MAX, Done, Owner, Prepared, Queue, QueueConfig, Stack, StackError, TimedOut};

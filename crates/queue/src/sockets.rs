@@ -93,6 +93,9 @@ pub enum NodeEvent {
     Alarm,
 }
 
+/// The queue's own alarm, for timeouts of requests: no node has this number, as a stack has at most 255.
+pub(crate) const QUEUE_ALARM: NodeId = NodeId(u8::MAX);
+
 /// A node's alarm travels through the ring as a cookie that no request ever has: those of requests are even.
 pub(crate) const fn alarm_cookie(node: NodeId) -> Cookie {
     Cookie { tag: Tag(0), generation: (node.0 as u32) << 1 | 1 }

@@ -16,6 +16,8 @@ use intact::Intact;
 use seats::{Seat, Seats};
 use std::collections::VecDeque;
 use std::sync::Arc;
+pub use timeouts::TimedOut;
+use timeouts::Timeouts;
 
 mod guard;
 mod intact;
@@ -23,6 +25,7 @@ mod outside;
 mod seats;
 #[cfg(test)]
 pub(crate) mod tests;
+mod timeouts;
 
 /// The most nodes on one request's path: layers and a backend.
 pub const DEPTH_MAX: usize = 8;
@@ -75,7 +78,7 @@ pub struct QueueConfig {
     pub depth: u16,
     /// Segments that one request's data may have: entries of the segment table for each tag.
     pub segments_per_tag: u16,
-    /// Requests that take longer are cancelled; `None`: never.
+    /// Requests that take longer are cancelled; `None`: never. See [`Queue::set_timeout`].
     pub timeout_ns: Option<u64>,
 }
 
@@ -238,7 +241,7 @@ pub struct Queue<R: Ring> {
     /// So many of the first tags are named by the front-end, and never free.
     named: u16,
     segments_per_tag: u16,
-    timeout_ns: Option<u64>,
+    timeouts: Timeouts,
     stats: Arc<QueueStats>,
 }
 
@@ -280,7 +283,7 @@ impl<R: Ring> Queue<R> {
             depth: config.depth,
             named: 0,
             segments_per_tag: config.segments_per_tag,
-            timeout_ns: config.timeout_ns,
+            timeouts: Timeouts::new(config.timeout_ns),
             stats: Arc::default(),
         })
     }
@@ -376,6 +379,7 @@ impl<R: Ring> Queue<R> {
         slot.state = State::Moving;
         if self.in_flight == 0 {
             self.stats.in_flight(1, slot.start);
+            self.timeouts.begins();
         }
         self.in_flight += 1;
         if self.watched | self.frozen | self.guarded {
@@ -446,6 +450,9 @@ impl<R: Ring> Queue<R> {
         if self.guarded {
             self.offer_guarded(ring);
         }
+        if self.timeouts.is_to_be_armed {
+            self.arm_timeouts(ring);
+        }
         self.resume(ring);
         self.commit(ring);
         if !self.common.spawned.is_empty() || !self.common.resumed.is_empty() {
@@ -471,17 +478,6 @@ impl<R: Ring> Queue<R> {
     /// Whether [`turn`](Queue::turn) has something to offer again.
     pub fn has_parked(&self) -> bool {
         !self.parked.is_empty() || !self.common.resumed.is_empty() || !self.common.spawned.is_empty()
-    }
-
-    /// Whether [`turn`](Queue::turn) must be called again before the thread sleeps. While nothing but blocked requests are
-    /// parked, it need not: see [`Verdict::Blocked`].
-    pub fn must_turn(&self) -> bool {
-        self.must_retry || !self.common.resumed.is_empty() || !self.common.spawned.is_empty()
-    }
-
-    /// Whether turns since the last call did more than offer blocked requests in vain.
-    pub(crate) fn take_moved(&mut self) -> bool {
-        std::mem::take(&mut self.moved)
     }
 
     /// Count what ended since the last call, as having ended `now`.
@@ -594,6 +590,7 @@ impl<R: Ring> Queue<R> {
     /// [`Status::IoError`]: whoever sent it was told of another size, and no node below looks at the end again.
     pub fn thaw(&mut self, size: Bytes, ring: &mut R) {
         self.frozen = false;
+        self.timeouts.thawed(ring.now(), self.in_flight > 0);
         while let Some(tag) = self.waiting.pop_front() {
             let slot = &mut self.slots[tag.index()];
             if slot.req.offset.0.saturating_add(slot.req.len.0) > size.0 {

@@ -159,6 +159,12 @@ impl Collector for YardCollector {
                 ConstCounter::new(*count).encode(family.encode_family(&labels)?)?;
             }
         }
+        let help = "Requests that took longer than io_timeout, and were cancelled";
+        let mut family =
+            encoder.encode_descriptor("blockyard_request_timeouts", help, None, MetricType::Counter)?;
+        for device in &devices {
+            ConstCounter::new(device.counted.timeouts).encode(family.encode_family(&labels(device))?)?;
+        }
         let help = "Time with at least one request under way";
         let mut family =
             encoder.encode_descriptor("blockyard_busy_seconds", help, None, MetricType::Counter)?;

@@ -119,6 +119,8 @@ pub struct Counted {
     pub queues: Vec<queue::Snapshot>,
     /// Time with a request under way on any of them.
     pub busy_ns: u64,
+    /// Requests that timed out.
+    pub timeouts: u64,
     /// The nodes of its stack by number: how far down each is, from 0, and its name.
     pub nodes: Vec<(u8, &'static str)>,
     /// How often limits of NBD clients took effect, by name.

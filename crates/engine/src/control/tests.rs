@@ -43,6 +43,7 @@ fn counted() -> Counted {
     read.sizes[3] = 10;
     (queue.nodes[1].ios, queue.nodes[1].ticks_ns) = (7, 1_000_000);
     Counted {
+        timeouts: 2,
         uptime: Duration::from_secs(2),
         queues: vec![queue.clone(), queue],
         busy_ns: 750_000_000,

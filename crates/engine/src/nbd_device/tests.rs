@@ -18,6 +18,7 @@ fn device(host: &Arc<Host>, name: &str, stack: &str) -> Arc<Device> {
         limits: String::new(),
         depth: 32,
         slow: None,
+        io_timeout: None,
     };
     host.add_device(&config).unwrap()
 }

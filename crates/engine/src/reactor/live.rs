@@ -10,7 +10,7 @@ use super::{Hosted, Mail, State};
 use crate::device::{Device, DeviceError, Form, Held, Mounted};
 use crate::slow::{self, OfQueue};
 use exports::nbd::DeviceFacts;
-use queue::{Nanos, Prepared, Queue, Ring};
+use queue::{Nanos, Prepared, Queue, QueueId, Ring, TimedOut};
 use ring::KernelRing;
 use std::sync::Arc;
 use tokio::sync::oneshot;
@@ -180,6 +180,14 @@ impl Hosted {
     fn shown_as(&self) -> usize {
         let lanes = self.device.lanes();
         lanes.iter().position(|lane| Arc::ptr_eq(lane, &self.lane.shown)).unwrap_or_default()
+    }
+}
+
+/// Counts requests of a queue that timed out, and reports them in the log.
+#[cold]
+pub(super) fn tell_timed_out(hosted: &[Hosted], reactor: usize, id: QueueId, found: &TimedOut, now: Nanos) {
+    if let Some(hosted) = hosted.iter().find(|hosted| hosted.lane.queue == id) {
+        hosted.device.timeouts.tell(&hosted.device, reactor, hosted.shown_as(), found, now);
     }
 }
 

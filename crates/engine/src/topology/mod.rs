@@ -90,6 +90,8 @@ pub struct DeviceSpec {
     pub depth: Option<u16>,
     /// Requests that take so long are told of in the log.
     pub slow: Option<std::time::Duration>,
+    /// Requests that take longer are cancelled; none: none are.
+    pub io_timeout: Option<std::time::Duration>,
     /// Where it was described; 0 on a command line.
     pub line: u32,
 }

@@ -13,7 +13,7 @@ use toml::de::{DeTable, DeValue};
 
 const TOP_KEYS: &[&str] = &["device", "export", "nbd-limits", "poll", "queues", "ring"];
 const DEVICE_KEYS: &[&str] =
-    &["stack", "table", "multipath", "layers", "limits", "scheduler", "depth", "slow"];
+    &["stack", "table", "multipath", "layers", "limits", "scheduler", "depth", "slow", "io_timeout"];
 const EXPORT_KEYS: &[&str] = &[
     "device",
     "fuse",
@@ -150,9 +150,10 @@ impl Reader<'_> {
         let limits = self.limits(at);
         let depth = self.number(at, "depth", DEPTH_MAX);
         let slow = self.time(at, "slow");
+        let io_timeout = self.time(at, "io_timeout");
         let (name, stack): (DeviceName, StackSpec) = (name?, stack?);
         let stack = stack.rooted(self.base);
-        Some(DeviceSpec { name, stack, layers, limits, depth, slow, line })
+        Some(DeviceSpec { name, stack, layers, limits, depth, slow, io_timeout, line })
     }
 
     /// A time as on a command line.

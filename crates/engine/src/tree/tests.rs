@@ -15,6 +15,7 @@ fn config(stack: &str, layers: &[&str], limits: &str) -> DeviceConfig {
         limits: limits.to_owned(),
         depth: 4,
         slow: None,
+        io_timeout: None,
     }
 }
 

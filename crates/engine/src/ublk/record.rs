@@ -202,10 +202,10 @@ impl Record {
         &self,
         run: &RunDir,
         layers: &[LayerSpec],
-        slow: Option<Duration>,
+        [slow, io_timeout]: [Option<Duration>; 2],
     ) -> Result<Record, RecordError> {
         let Words::Line(words) = &self.words else { return Ok(self.clone()) };
-        let (kept, _) = without(words, &["--scheduler", "--limits", "--slow"]);
+        let (kept, _) = without(words, &["--scheduler", "--limits", "--slow", "--io-timeout"]);
         let (mut kept, was) = without(&kept, &["--layer"]);
         // What lies below those that change stays as it was written.
         let changes = |layer: &LayerSpec| matches!(layer, LayerSpec::Split(_) | LayerSpec::Scheduler(_));
@@ -213,6 +213,7 @@ impl Record {
         kept.extend(was.iter().take(lowest).map(|layer| format!("--layer={layer}")));
         kept.extend(layers[lowest..].iter().map(|layer| format!("--layer={layer}")));
         kept.extend(slow.map(|slow| format!("--slow={}", format_time(slow))));
+        kept.extend(io_timeout.map(|time| format!("--io-timeout={}", format_time(time))));
         let record = Record { words: Words::Line(kept), ..self.clone() };
         record.save(run)?;
         Ok(record)
@@ -419,15 +420,15 @@ mod tests {
         let made = Record::new("disk", "/srv".into(), words(&[&before[..], &more].concat()), false);
         let now = layers(&["delay,read=1ms", "mq-deadline,fifo_batch=4", "split,max_sectors=16"]);
         let kept = ["serve", "a.img", "--ublk", "--layer=delay,read=1ms"];
-        let next = made.with_layers(&run, &now, Some(Duration::from_millis(250))).unwrap();
+        let next = made.with_layers(&run, &now, [Some(Duration::from_millis(250)), None]).unwrap();
         let set = ["--layer=mq-deadline,fifo_batch=4", "--layer=split,max_sectors=16", "--slow=250ms"];
         assert_eq!(next.words, words(&[&kept[..], &set].concat()));
         assert_eq!(Record::load(&run, "disk").unwrap(), next);
-        let last = next.with_layers(&run, &now[..1], None).unwrap();
+        let last = next.with_layers(&run, &now[..1], [None; 2]).unwrap();
         assert_eq!(last.words, words(&kept));
         let text = "[device.disk]\n".to_owned();
         let of_topology =
             Record { words: Words::Topology { text, file: "/srv/a.toml".into() }, ..record("disk") };
-        assert_eq!(of_topology.with_layers(&run, &now, None).unwrap(), of_topology);
+        assert_eq!(of_topology.with_layers(&run, &now, [None; 2]).unwrap(), of_topology);
     }
 }

@@ -33,8 +33,8 @@ impl Export for Shown {
     }
 
     fn relayered(&self, device: &Device) -> Result<(), HostError> {
-        let (layers, slow) = (device.layers(), device.slow.limit());
-        Ok(self.0.rewrite(|run, record| record.with_layers(run, &layers, slow))?)
+        let (layers, times) = (device.layers(), [device.slow.limit(), device.timeouts.limit()]);
+        Ok(self.0.rewrite(|run, record| record.with_layers(run, &layers, times))?)
     }
 
     fn refiled(&self, file: &Path) -> Result<(), HostError> {

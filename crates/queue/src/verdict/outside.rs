@@ -4,7 +4,7 @@
 use super::{Queue, State};
 use crate::node::Resumed;
 use crate::slow::SlowNotes;
-use crate::sockets::{NodeEvent, alarm_node};
+use crate::sockets::{NodeEvent, QUEUE_ALARM, alarm_node};
 use crate::{Cx, Nanos, NodeId, Ring, Slow, Standing, UnderWay};
 use block::{Cookie, Tag};
 
@@ -17,6 +17,9 @@ impl<R: Ring> Queue<R> {
     #[cold]
     pub(super) fn alarm(&mut self, cookie: Cookie, ring: &mut R) {
         let Some(node) = alarm_node(cookie) else { panic!("late or double end of {cookie:?}") };
+        if node == QUEUE_ALARM {
+            return self.timeouts_due(ring);
+        }
         self.node_event(node, NodeEvent::Alarm, ring);
     }
 
@@ -56,14 +59,14 @@ impl<R: Ring> Queue<R> {
         }
     }
 
-    /// Have the nodes let go of what they have at the ring, sockets and alarms. Whether nothing is left: ask again
+    /// Have the nodes let go of what they have at the ring, sockets and alarms, and the queue of its own. Whether nothing is left: ask again
     /// after each turn until then, and only then [`replace`](Queue::replace) the stack or drop the queue.
     ///
     /// # Panics
     /// When something is under way.
     pub fn close(&mut self, ring: &mut R) -> bool {
         assert!(self.is_drained(), "a stack is closed only while nothing moves in it");
-        let mut closed = true;
+        let mut closed = self.disarm_timeouts(ring);
         for (number, seat) in self.seats.iter_mut().enumerate() {
             let mut cx = Cx { common: &mut self.common, node: NodeId(number as u8), ring };
             closed &= seat.node.close(&mut cx);
@@ -94,29 +97,15 @@ impl<R: Ring> Queue<R> {
         }
     }
 
-    /// Ask the holders of requests that have taken too long to give up. A tag is freed only when its
-    /// holder says that it is over; the request then ends with [`Status::Timeout`]. Returns how many were
-    /// asked. One that is still held when the timeout has passed once more is asked again. Scans all
-    /// slots: call it a few times a second at most.
-    pub fn expire(&mut self, ring: &mut R) -> usize {
-        let Some(timeout_ns) = self.timeout_ns else { return 0 };
-        let now = ring.now();
-        let mut count = 0;
-        for (index, slot) in self.slots.iter_mut().enumerate() {
-            // Asked again each time that the timeout passes once more: what was cancelled may since have
-            // gone on to another path, or have been started anew, and be stuck there.
-            let due_ns = timeout_ns.saturating_mul(u64::from(slot.expired) + 1);
-            if slot.state != State::Held || now.since(slot.start) < due_ns {
-                continue;
-            }
-            slot.expired = slot.expired.saturating_add(1);
-            count += 1;
-            let holder = slot.path[usize::from(slot.depth) - 1];
-            let cookie = Cookie { tag: Tag(index as u16), generation: slot.generation };
-            let mut cx = Cx { common: &mut self.common, node: holder, ring };
-            self.seats[holder].node.cancel(cookie, &mut cx);
-        }
-        count
+    /// Whether [`turn`](Queue::turn) must be called again before the thread sleeps. While nothing but blocked requests are
+    /// parked, it need not: see [`Verdict::Blocked`](crate::Verdict::Blocked).
+    pub fn must_turn(&self) -> bool {
+        self.must_retry || !self.common.resumed.is_empty() || !self.common.spawned.is_empty()
+    }
+
+    /// Whether turns since the last call did more than offer blocked requests in vain.
+    pub(crate) fn take_moved(&mut self) -> bool {
+        std::mem::take(&mut self.moved)
     }
 
     /// Look for requests that take so long or longer; `None`: for none.

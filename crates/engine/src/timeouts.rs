@@ -1,0 +1,87 @@
+//! Timeouts of a device's requests: how long they may take, how many took longer, and what the log says of those.
+
+use crate::device::Device;
+use queue::{Nanos, TimedOut};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// No timeout.
+const OFF: u64 = u64::MAX;
+/// The time between two lines about one device.
+const LINE_NS: u64 = 1_000_000_000;
+
+/// The timeout of a device.
+#[derive(Debug)]
+pub(crate) struct Timeouts {
+    limit_ns: AtomicU64,
+    count: AtomicU64,
+    /// When the last line was written, and how many the log knows of.
+    line: AtomicU64,
+    told: AtomicU64,
+}
+
+impl Timeouts {
+    pub(crate) fn new(limit: Option<Duration>) -> Timeouts {
+        let new = || AtomicU64::new(0);
+        let timeouts = Timeouts { limit_ns: AtomicU64::new(OFF), count: new(), line: new(), told: new() };
+        timeouts.set(limit);
+        timeouts
+    }
+
+    pub(crate) fn set(&self, limit: Option<Duration>) {
+        let nanos = limit.map_or(OFF, |limit| u64::try_from(limit.as_nanos()).unwrap_or(OFF));
+        self.limit_ns.store(nanos, Relaxed);
+    }
+
+    pub(crate) fn limit_ns(&self) -> Option<u64> {
+        Some(self.limit_ns.load(Relaxed)).filter(|&nanos| nanos != OFF)
+    }
+
+    /// The timeout; none: requests may take as long as they do.
+    pub(crate) fn limit(&self) -> Option<Duration> {
+        self.limit_ns().map(Duration::from_nanos)
+    }
+
+    /// Requests that have timed out since the device was opened.
+    pub(crate) fn count(&self) -> u64 {
+        self.count.load(Relaxed)
+    }
+
+    /// What `show` says.
+    pub(crate) fn describe(&self) -> String {
+        let count = self.count();
+        match self.limit() {
+            None if count == 0 => "off".to_owned(),
+            None => format!("off ({count} timed out before)"),
+            Some(limit) => format!("{} ({count} timed out)", crate::spec::format_time(limit)),
+        }
+    }
+
+    /// Counts what a queue found, and writes a line about it, at most once a second for a device.
+    pub(crate) fn tell(&self, device: &Device, reactor: usize, queue: usize, found: &TimedOut, now: Nanos) {
+        let all = self.count.fetch_add(found.count, Relaxed) + found.count;
+        let last = self.line.load(Relaxed);
+        let is_due = last == 0 || now.since(Nanos(last)) >= LINE_NS;
+        // Of two queues that find some at a time, one writes the line.
+        if !is_due || self.line.compare_exchange(last, now.0.max(1), Relaxed, Relaxed).is_err() {
+            return;
+        }
+        let more = all.saturating_sub(self.told.swap(all, Relaxed)).saturating_sub(1);
+        let nodes = device.nodes();
+        let node = nodes.get(usize::from(found.node.0)).map_or("?", |node| node.1);
+        tracing::warn!(
+            device = %device.name(),
+            reactor,
+            queue,
+            tag = found.tag.0,
+            op = found.request.op.name(),
+            sector = found.request.offset.0 / 512,
+            bytes = found.request.len.0,
+            held_by = node,
+            age_ms = found.age_ns / 1_000_000,
+            more,
+            "a request timed out and is being cancelled"
+        );
+    }
+}
