@@ -47,15 +47,15 @@ impl Tally {
 }
 
 /// A chore under way.
-struct Chore<'a> {
+pub(crate) struct Chore<'a> {
     root: &'a Path,
     output: Box<dyn Write>,
-    tally: Tally,
+    pub(crate) tally: Tally,
     started: Instant,
 }
 
 impl<'a> Chore<'a> {
-    fn begin(root: &'a Path) -> Self {
+    pub(crate) fn begin(root: &'a Path) -> Self {
         Self::begin_into(root, Box::new(std::io::stdout()))
     }
 
@@ -64,7 +64,7 @@ impl<'a> Chore<'a> {
     }
 
     /// Runs one command line with `environment` added; counts its tests, or itself where it has none.
-    fn step(&mut self, command: &[&str], environment: &[(&str, &str)]) -> bool {
+    pub(crate) fn step(&mut self, command: &[&str], environment: &[(&str, &str)]) -> bool {
         let set: String = environment.iter().map(|(name, value)| format!("{name}={value} ")).collect();
         self.announce(&format!("{set}{}", command.join(" ")));
         let before = self.tally;
@@ -86,7 +86,7 @@ impl<'a> Chore<'a> {
     }
 
     /// A lost terminal must not end a chore, so failing to print is let go.
-    fn announce(&mut self, step: &str) {
+    pub(crate) fn announce(&mut self, step: &str) {
         let _ = writeln!(self.output, "\n=== {:3} s: {step}", self.started.elapsed().as_secs());
     }
 
@@ -102,7 +102,7 @@ impl<'a> Chore<'a> {
     }
 
     /// The last line. `done` is what the steps came to.
-    fn end(mut self, done: bool) -> bool {
+    pub(crate) fn end(mut self, done: bool) -> bool {
         let Tally { passed, failed, ignored } = self.tally;
         let left_out = if ignored == 0 { String::new() } else { format!(" ({ignored} ignored)") };
         let _ = writeln!(self.output, "\n{} s{left_out}", self.started.elapsed().as_secs());
@@ -182,7 +182,7 @@ pub fn test(root: &Path, full: bool) -> bool {
 }
 
 /// What threads share, under every order in which they may run. In a folder of its own, for its flag.
-const MODELS: [&str; 9] = [
+pub(crate) const MODELS: [&str; 9] = [
     "cargo",
     "test",
     "--locked",
@@ -298,6 +298,9 @@ pub fn soak(root: &Path, arguments: &[String]) -> bool {
     if arguments == ["ublk"] {
         return soak_ublk(root);
     }
+    if arguments == ["sanitizers"] {
+        return crate::sanitizers::soak(root);
+    }
     if arguments == ["multipath"] {
         return soak_multipath(root);
     }
@@ -323,8 +326,8 @@ pub fn soak(root: &Path, arguments: &[String]) -> bool {
     };
     let Some(minutes) = minutes else {
         eprintln!(
-            "soak: usage: ./x soak [MINUTES | attack [PART...] [OPTIONS] | ublk | multipath | loop [MINUTES] | flakes \
-             [MINUTES] [PROGRAM...]]"
+            "soak: usage: ./x soak [MINUTES | attack [PART...] [OPTIONS] | ublk | multipath | sanitizers | loop [MINUTES] \
+             | flakes [MINUTES] [PROGRAM...]]"
         );
         return false;
     };

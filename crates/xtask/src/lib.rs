@@ -8,4 +8,5 @@ pub mod chores;
 pub mod flakes;
 pub mod guest;
 pub mod rooms;
+mod sanitizers;
 pub mod tidy;
