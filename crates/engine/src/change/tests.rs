@@ -79,7 +79,7 @@ impl Export for Faked {
 }
 
 fn host() -> Arc<Host> {
-    Host::start(&HostConfig { reactors: 2, ring: RingConfig::default() }).unwrap()
+    Host::start(&HostConfig { reactors: 2, ring: RingConfig::default(), nbd: Default::default() }).unwrap()
 }
 
 fn device(host: &Arc<Host>, name: &str, stack: StackSpec) -> Result<Arc<Device>, HostError> {
@@ -91,6 +91,7 @@ fn device(host: &Arc<Host>, name: &str, stack: StackSpec) -> Result<Arc<Device>,
         limits,
         depth: 8,
         slow: None,
+        io_timeout: None,
     })
 }
 
