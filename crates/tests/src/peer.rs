@@ -183,13 +183,17 @@ impl Peer {
 
     fn fill(&mut self) -> bool {
         let mut bytes = [0; 64 << 10];
-        match self.stream.read(&mut bytes) {
-            Ok(len) => {
-                self.received.extend_from_slice(&bytes[..len]);
-                len > 0
+        loop {
+            match self.stream.read(&mut bytes) {
+                Ok(len) => {
+                    self.received.extend_from_slice(&bytes[..len]);
+                    return len > 0;
+                }
+                Err(why) if why.kind() == std::io::ErrorKind::ConnectionReset => return false,
+                // A read with a timeout is not restarted when the process was stopped for a while.
+                Err(why) if why.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(why) => panic!("no reply: {why}"),
             }
-            Err(why) if why.kind() == std::io::ErrorKind::ConnectionReset => false,
-            Err(why) => panic!("no reply: {why}"),
         }
     }
 

@@ -24,6 +24,13 @@ fn found(part: Part, options: &Options) {
     assert!(!tally.is_clean(), "the canary of {} was not found: {tally}", part.name());
 }
 
+/// How many stores there are: each has one recording.
+const STORES: u64 = Store::ALL.len() as u64;
+
+/// Stores of which calls fail in the short form.
+const FAULTS: &[Store] =
+    &[Store::Raw, Store::Direct, Store::Overlay, Store::Qcow2, Store::Backed, Store::Snapshot, Store::Log];
+
 /// True if nothing can be mounted by FUSE: then the calling test is skipped and has to return.
 fn missing_fuse() -> bool {
     let dir = tempfile::tempdir().expect("a folder");
@@ -48,26 +55,13 @@ fn a_writer_that_expects_more_than_was_acknowledged_is_disappointed() {
     found(Part::Kills, &options(50, &[Store::Raw]));
 }
 
-/// Stores whose every crash state is served again.
-const SURVIVE_CUTS: &[Store] = &[
-    Store::Raw,
-    Store::Direct,
-    Store::Overlay,
-    Store::Commit,
-    Store::Qcow2,
-    Store::Backed,
-    Store::Snapshot,
-    Store::Mirror,
-    Store::Several,
-];
-
 #[test]
 fn power_cuts_lose_nothing_flushed() {
     if missing_fuse() {
         return;
     }
-    let tally = clean(Part::Cuts, &options(9 * 16, SURVIVE_CUTS).each(16));
-    assert_eq!(tally.figure("states"), 9 * 16);
+    let tally = clean(Part::Cuts, &options(STORES * 16, &[]).each(16));
+    assert_eq!(tally.figure("states"), STORES * 16);
 }
 
 #[test]
@@ -80,8 +74,7 @@ fn a_file_system_that_drops_syncs_is_found_out() {
 #[test]
 fn calls_that_fail_make_no_answer_untrue() {
     if !missing_fuse() {
-        let tally =
-            clean(Part::Faults, &options(96, &[Store::Raw, Store::Direct, Store::Overlay, Store::Qcow2]));
+        let tally = clean(Part::Faults, &options(98, FAULTS));
         assert!(tally.figure("fired") > 30, "{tally}");
     }
 }

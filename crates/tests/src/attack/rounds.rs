@@ -5,6 +5,10 @@ use super::stores::Store;
 use super::{Tally, guarded};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Time between lines of progress.
+const REPORT_EVERY: Duration = Duration::from_secs(20);
 
 /// A piece of work on one store.
 pub struct Round<'a> {
@@ -33,7 +37,7 @@ pub fn spread(
     for figure in figures {
         tally.count(figure, 0);
     }
-    let (next, total) = (AtomicU64::new(0), Mutex::new(tally));
+    let (next, total) = (AtomicU64::new(0), Mutex::new((tally, Instant::now())));
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
@@ -44,12 +48,18 @@ pub fn spread(
                     }
                     let mut tally = Tally::default();
                     work(number, &mut tally);
-                    total.lock().unwrap_or_else(PoisonError::into_inner).add(tally);
+                    let mut total = total.lock().unwrap_or_else(PoisonError::into_inner);
+                    let (sum, reported) = &mut *total;
+                    sum.add(tally);
+                    if reported.elapsed() > REPORT_EVERY {
+                        println!("  {sum}");
+                        *reported = Instant::now();
+                    }
                 }
             });
         }
     });
-    total.into_inner().unwrap_or_else(PoisonError::into_inner)
+    total.into_inner().unwrap_or_else(PoisonError::into_inner).0
 }
 
 /// Does `options.count` kills, states or calls in rounds of `each`, on one store after the other.
