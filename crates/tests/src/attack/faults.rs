@@ -192,11 +192,13 @@ impl Scene<'_> {
         let (at, recording) = (self.clock.now() + 1, self.recorder.recording());
         let killed = (self.recorder.contents(), self.setup.store.kept_by_kill(), "after a kill");
         let cut = (recording.crash(at, rng), Promise::Flushed, "after a power cut");
+        // In the same place: a mirror knows its devices by their names.
+        self.recorder.unmount();
+        let dir = self.recorder.path();
         for (files, promise, what) in [killed, cut] {
-            let dir = self.home.join("a");
             let rebooted = (promise == Promise::Flushed).then_some(&mut *rng);
-            super::cuts::write_state(&dir, &files, rebooted).map_err(|why| why.to_string())?;
-            match self.serve(&dir) {
+            super::cuts::write_state(dir, &files, rebooted).map_err(|why| why.to_string())?;
+            match self.serve(dir) {
                 Ok(mut daemon) => {
                     self.read(at, promise, &format!("{fired:?}, {what}"), fired, tally);
                     if let Some(bad) = daemon.complaint() {

@@ -206,7 +206,7 @@ struct Folder {
 /// A mounted one.
 pub struct Recorder {
     state: Arc<Mutex<State>>,
-    session: Option<BackgroundSession>,
+    session: Mutex<Option<BackgroundSession>>,
     at: PathBuf,
 }
 
@@ -222,7 +222,7 @@ impl Recorder {
         config.mount_options = vec![MountOption::FSName("recorder".into()), MountOption::RW];
         config.n_threads = Some(THREADS);
         let session = fuser::spawn_mount(Folder { state: state.clone(), clock }, at, &config)?;
-        Ok(Recorder { state, session: Some(session), at: at.to_owned() })
+        Ok(Recorder { state, session: Mutex::new(Some(session)), at: at.to_owned() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -264,6 +264,18 @@ impl Recorder {
         self.state().faults = faults;
     }
 
+    /// Unmounts the file system; the folder it was mounted on is empty then. Its recording and contents stay.
+    pub fn unmount(&self) {
+        // A call that hangs must not keep the mount.
+        self.state().faults.count = 0;
+        let session = self.session.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        if let Some(session) = session
+            && session.umount_and_join().is_err()
+        {
+            let _ = rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+
     /// Fails nothing from now on; what was touched stays known.
     pub fn pause_faults(&self) {
         self.state().faults.count = 0;
@@ -292,13 +304,7 @@ impl Recorder {
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        // A call that hangs must not keep the mount.
-        self.state().faults = Faults::default();
-        if let Some(session) = self.session.take()
-            && session.umount_and_join().is_err()
-        {
-            let _ = rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::DETACH);
-        }
+        self.unmount();
     }
 }
 
