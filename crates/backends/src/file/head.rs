@@ -30,8 +30,9 @@ pub(super) enum Step {
     Write,
 }
 
-/// How long a request waits for another that touches the head.
-const WAIT_NS: u64 = 50_000;
+/// How long a request waits for another that touches the head before it tries again: twice as long each time.
+const WAIT_NS_MIN: u64 = 50_000;
+const WAIT_NS_MAX: u64 = 10_000_000;
 
 impl FileNode {
     /// A request that writes to the head: check what the file would begin with.
@@ -41,11 +42,14 @@ impl FileNode {
             return Verdict::Up(Status::Again);
         }
         if !self.shared.claim_head(self.key(io)) {
-            self.slot(io).phase = Phase::Head(Step::Wait);
-            cx.timer(io, cx.now().after(WAIT_NS));
+            let slot = self.slot(io);
+            let wait_ns = slot.look_ns.max(WAIT_NS_MIN);
+            (slot.phase, slot.look_ns) = (Phase::Head(Step::Wait), (2 * wait_ns).min(WAIT_NS_MAX));
+            cx.timer(io, cx.now().after(wait_ns));
             return Verdict::Held;
         }
-        self.slot(io).claimed_head = true;
+        let slot = self.slot(io);
+        (slot.claimed_head, slot.look_ns) = (true, 0);
         let facts = self.shared.facts;
         if facts.start.0 == 0 && req.offset.0 == 0 && req.len.0 >= HEAD_LEN as u64 {
             return self.head_read(io, req, [0; HEAD_LEN], cx);

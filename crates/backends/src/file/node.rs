@@ -63,7 +63,7 @@ pub(super) struct Slot {
     /// Which sync will serve it: see [`Rounds`](queue::Rounds).
     promise: u64,
     /// How long it waits before it looks again.
-    look_ns: u64,
+    pub(super) look_ns: u64,
 }
 
 impl Slot {
