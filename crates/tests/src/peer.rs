@@ -293,7 +293,13 @@ impl Peer {
 
 fn fill(mut stream: &UnixStream, received: &mut Vec<u8>) {
     let mut bytes = [0; 4096];
-    let len = stream.read(&mut bytes).unwrap_or_else(|why| panic!("no reply: {why}"));
+    let len = loop {
+        match stream.read(&mut bytes) {
+            Ok(len) => break len,
+            Err(why) if why.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(why) => panic!("no reply: {why}"),
+        }
+    };
     assert!(len > 0, "the server closed during the handshake");
     received.extend_from_slice(&bytes[..len]);
 }
