@@ -135,7 +135,7 @@ impl Bench {
             stack.layer(layer, children);
         }
         stack.backend(Box::new(Recorder(log.clone())));
-        let config = QueueConfig { id: QueueId(0), depth, segments_per_tag: 64, timeout_ns: Some(1_000_000) };
+        let config = QueueConfig { id: QueueId(0), depth, segments_per_tag: 64, timeout_ns: None };
         let mut queue = Queue::new(config, stack).expect("a stack that fits");
         queue.set_probe(Some(Box::new(Listener(log.clone()))));
         Bench { queue, ring: Clock(Nanos(1)), log }

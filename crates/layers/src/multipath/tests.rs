@@ -104,7 +104,7 @@ pub(super) fn bench(line: &str) -> Bench {
         path.answers(Some(Status::Ok));
         stack.backend(Box::new(path.clone()));
     }
-    let config = QueueConfig { id: QueueId(0), depth: 8, segments_per_tag: 4, timeout_ns: Some(1_000_000) };
+    let config = QueueConfig { id: QueueId(0), depth: 8, segments_per_tag: 4, timeout_ns: None };
     let ring = Clock { now: Nanos(1_000), ..Clock::default() };
     Bench { queue: Queue::new(config, stack).unwrap(), ring, shared, paths }
 }
@@ -346,7 +346,9 @@ fn a_request_that_waits_for_a_path_can_time_out() {
     (0..2).for_each(|path| assert!(bench.shared.fail_path(path)));
     bench.submit(Op::Write);
     bench.ring.now = bench.ring.now.after(2_000_000);
+    bench.queue.set_timeout(Some(1_000_000));
     assert_eq!(bench.queue.expire(&mut bench.ring), 1);
+    bench.queue.set_timeout(None);
     assert_eq!(bench.done(), [Status::Timeout]);
 }
 

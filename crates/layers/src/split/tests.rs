@@ -307,7 +307,9 @@ fn a_timeout_asks_the_pieces_and_not_the_request() {
     bench.log.borrow_mut().holds = true;
     bench.submit(sectors(Op::Write, 0, 16), &[memory(0, 16 << 9)]);
     bench.ring.0 = bench.ring.0.after(2_000_000);
+    bench.queue.set_timeout(Some(1_000_000));
     bench.queue.expire(&mut bench.ring);
+    bench.queue.set_timeout(None);
     assert_eq!(bench.log.borrow().cancelled.len(), 2);
     bench.end_oldest(Status::IoError);
     bench.end_oldest(Status::Ok);
