@@ -266,7 +266,7 @@ fn no_permission() -> Done {
         "sh",
         "-c",
         &format!(
-            "chmod 755 {0}; chmod 777 {1}; chmod 600 /dev/ublk-control",
+            "chmod 755 {0}; chmod 700 {1}; chown 65534:65534 {1}; chmod 600 /dev/ublk-control",
             sandbox.path("").display(),
             nobody.display()
         ),
