@@ -150,6 +150,9 @@ struct Slot {
     replaced: bool,
     /// How often its timeout has passed, and its holder was asked to give up.
     expired: u8,
+    /// It, or what it is a child of, was held back while the queue was frozen, until `entered`.
+    was_held_back: bool,
+    entered: Nanos,
 }
 
 impl Slot {
@@ -166,7 +169,14 @@ impl Slot {
         counted: true,
         replaced: false,
         expired: 0,
+        was_held_back: false,
+        entered: Nanos(0),
     };
+
+    /// When it entered the stack.
+    fn entered(&self) -> Nanos {
+        if self.was_held_back { self.entered } else { self.start }
+    }
 }
 
 /// A stack's nodes, attached, and what a queue needs for them.
@@ -377,6 +387,7 @@ impl<R: Ring> Queue<R> {
         slot.start = ring.now();
         // It counts and has no parent: its tag is never a child's.
         slot.expired = 0;
+        slot.was_held_back = false;
         slot.state = State::Moving;
         if self.in_flight == 0 {
             self.stats.in_flight(1, slot.start);
@@ -513,9 +524,12 @@ impl<R: Ring> Queue<R> {
     /// [`Status::IoError`]: whoever sent it was told of another size, and no node below looks at the end again.
     pub fn thaw(&mut self, size: Bytes, ring: &mut R) {
         self.frozen = false;
-        self.timeouts.thawed(ring.now(), self.in_flight > 0);
+        if self.in_flight > 0 {
+            self.timeouts.begins();
+        }
         while let Some(tag) = self.waiting.pop_front() {
             let slot = &mut self.slots[tag.index()];
+            (slot.was_held_back, slot.entered) = (true, ring.now());
             if slot.req.offset.0.saturating_add(slot.req.len.0) > size.0 {
                 self.refuse(tag, ring);
                 continue;
@@ -554,11 +568,13 @@ impl<R: Ring> Queue<R> {
             let above = &mut self.slots[parent.tag.index()];
             debug_assert!(above.state == State::Held && above.generation == parent.generation);
             let (start, counted) = (above.start, above.counted && kind == ChildKind::Piece);
+            let (was_held_back, entered) = (above.was_held_back, above.entered);
             above.replaced |= kind == ChildKind::Piece;
             let slot = &mut self.slots[tag.index()];
             debug_assert!(slot.state == State::Free);
             slot.req = req;
             slot.start = start;
+            (slot.was_held_back, slot.entered) = (was_held_back, entered);
             slot.parent = Some(parent);
             slot.counted = counted;
             slot.replaced = false;

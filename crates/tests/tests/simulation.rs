@@ -19,17 +19,8 @@ fn pass(seed: u64) {
 fn random_stacks_keep_their_promises() {
     match number("BLOCKYARD_SEED") {
         Some(seed) => pass(seed),
-        None => (0..200).filter(|seed| !STUCK.contains(seed)).for_each(pass),
+        None => (0..200).for_each(pass),
     }
-}
-
-/// Seeds whose requests wait for ever: an overlay over mirrors of mirrors and a remote disk. Open; docs/testing.md says so.
-const STUCK: [u64; 1] = [146];
-
-#[test]
-#[ignore = "an open fault: the requests of these seeds never end"]
-fn random_stacks_that_get_stuck_keep_their_promises() {
-    STUCK.into_iter().for_each(pass);
 }
 
 /// Kills leave the page cache, power cuts take it: an overlay that is opened afterwards does not hear which it was.

@@ -6,6 +6,8 @@ use block::{Bytes, Op, Region};
 use std::cell::RefCell;
 use std::rc::Rc;
 
+mod timeouts;
+
 /// Carries nothing but the time, and remembers whom it was asked to cancel.
 #[derive(Default)]
 pub(crate) struct TestRing {
@@ -441,41 +443,6 @@ fn replacing_a_stack_that_holds_a_request_panics() {
     let mut stack = Stack::default();
     stack.backend(Box::new(disk.clone()));
     let _ = bench.queue.replace(stack);
-}
-
-#[test]
-fn a_timeout_cancels_once_a_period_and_shows_only_when_it_fails() {
-    let disk = Disk::answering(&[Verdict::Held]);
-    let mut bench = alone(&disk);
-    bench.submit_at(0, 512);
-    bench.submit_at(1, 512);
-    bench.ring.now = Nanos(1099);
-    assert_eq!(bench.queue.expire(&mut bench.ring), 0);
-    bench.ring.now = Nanos(1100);
-    assert_eq!(bench.queue.expire(&mut bench.ring), 2);
-    assert_eq!(bench.queue.expire(&mut bench.ring), 0, "asked once");
-    assert_eq!(bench.ring.cancelled, [disk.held(0), disk.held(1)]);
-    assert_eq!(bench.statuses(), [], "the tags are their holder's until it says so");
-    bench.ring.now = Nanos(2100);
-    assert_eq!(bench.queue.expire(&mut bench.ring), 2, "asked again when the time has passed again");
-    bench.complete(disk.held(0), Status::IoError);
-    bench.complete(disk.held(1), Status::Ok);
-    assert_eq!(bench.done(), [(0, Status::Timeout), (1, Status::Ok)]);
-    bench.submit();
-    bench.complete(disk.held(2), Status::IoError);
-    assert_eq!(bench.statuses(), [Status::IoError], "the next under the tag starts afresh");
-}
-
-#[test]
-fn children_are_as_old_as_their_parent() {
-    let disk = Disk::answering(&[Verdict::Held]);
-    let mut bench = over_one(Fan::new(1, 4, ChildKind::Piece), 1, &disk);
-    bench.submit();
-    bench.ring.now = Nanos(1000);
-    bench.complete(disk.held(0), Status::Ok);
-    bench.ring.now = Nanos(1100);
-    bench.queue.expire(&mut bench.ring);
-    assert_eq!(bench.ring.cancelled, [disk.held(1)]);
 }
 
 #[test]

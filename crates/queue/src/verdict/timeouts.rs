@@ -9,7 +9,7 @@
 
 use super::{Queue, State};
 use crate::sockets::{QUEUE_ALARM, alarm_cookie};
-use crate::{Cx, IoId, Nanos, NodeId, Ring};
+use crate::{Cx, IoId, NodeId, Ring};
 use block::{Cookie, Request, Tag};
 
 /// How often slots are looked at: an eighth of the timeout, within these bounds. So a request is cancelled at the latest
@@ -39,28 +39,18 @@ pub(super) struct Timeouts {
     is_armed: bool,
     /// Requests are in flight, there is a limit and no alarm: one is to be set in this turn.
     pub(super) is_to_be_armed: bool,
-    /// When requests were last held back: what waited for that has taken no time yet.
-    thawed: Nanos,
     found: Option<TimedOut>,
 }
 
 impl Timeouts {
     pub(super) fn new(limit_ns: Option<u64>) -> Timeouts {
-        Timeouts { limit_ns, is_armed: false, is_to_be_armed: false, thawed: Nanos(0), found: None }
+        Timeouts { limit_ns, is_armed: false, is_to_be_armed: false, found: None }
     }
 
     /// The first request is in flight.
     #[inline]
     pub(super) fn begins(&mut self) {
         self.is_to_be_armed = self.limit_ns.is_some() && !self.is_armed;
-    }
-
-    /// Requests are not held back any more; whether some are in flight.
-    pub(super) fn thawed(&mut self, now: Nanos, any: bool) {
-        self.thawed = now;
-        if any {
-            self.begins();
-        }
     }
 
     fn period_ns(&self) -> u64 {
@@ -92,8 +82,8 @@ impl<R: Ring> Queue<R> {
     pub(super) fn timeouts_due(&mut self, ring: &mut R) {
         self.timeouts.is_armed = false;
         self.expire(ring);
-        // While requests are held back none can be cancelled; those are looked at once they are not.
-        if self.in_flight > 0 && !self.frozen {
+        // What is held back while the queue is frozen takes no time before it enters the stack.
+        if !self.is_drained() {
             self.timeouts.begins();
         }
     }
@@ -116,7 +106,7 @@ impl<R: Ring> Queue<R> {
         let mut asked = 0;
         for (index, slot) in self.slots.iter_mut().enumerate() {
             let due_ns = limit_ns.saturating_mul(u64::from(slot.expired) + 1);
-            let age_ns = now.since(slot.start.max(self.timeouts.thawed));
+            let age_ns = now.since(slot.entered());
             if slot.state != State::Held || age_ns < due_ns {
                 continue;
             }
