@@ -107,8 +107,8 @@ Files in the run directory:
 const STACKS: &str = "\
 Stacks:
   file:PATH[,direct=on|off|auto][,offset=SIZE][,sizelimit=SIZE][,block=512..65536][,ro][,share]
-           [,size=SIZE,create][,format=raw|qcow2|vmdk|probe][,backing=allow|none|PATH[:PATH...]]
-           [,part=N|LABEL=NAME|PARTUUID=UUID][,autosize][,autoclear][,partscan]
+           [,size=SIZE,create][,format=raw|qcow2|vmdk|probe][,snapshot=ID|NAME]
+           [,backing=allow|none|PATH[:PATH...]][,part=N|LABEL=NAME|PARTUUID=UUID][,autosize][,autoclear][,partscan]
   ram:SIZE[,hugepages][,integrity=t10|ip|nvme|BYTES]
   null:[SIZE][,irqmode=none|softirq|timer][,completion=TIME][,memory_backed[,discard][,cache_size=SIZE[,fua=off]]]
        [,blocksize=512..4096][,max_sectors=N][,virt_boundary][,rotational][,blocking][,mbps=N]

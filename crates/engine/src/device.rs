@@ -70,6 +70,14 @@ pub enum DeviceError {
         /// The option.
         option: &'static str,
     },
+    /// A snapshot of an image that has none.
+    #[error("{}: {format} images have no snapshots that could be served (qcow2 images do)", path.display())]
+    NoSnapshots {
+        /// The file.
+        path: PathBuf,
+        /// Its format.
+        format: Format,
+    },
     /// The memory.
     #[error(transparent)]
     Ram(#[from] RamError),

@@ -64,6 +64,7 @@ fn open(path: PathBuf, format: Format, read_only: bool) -> Option<Arc<Image>> {
         path,
         format,
         detected: false,
+        snapshot: None,
         read_only,
         share: true,
         backing: Backing::Beside,

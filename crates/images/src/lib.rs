@@ -53,6 +53,8 @@ pub struct ImageSpec {
     pub format: Format,
     /// The format was detected, as the user asked for with `format=probe`.
     pub detected: bool,
+    /// Serve the disk as it was when this internal snapshot of a qcow2 image was made, by its id or name.
+    pub snapshot: Option<String>,
     /// Refuse writes, and open it so.
     pub read_only: bool,
     /// Let others write to it at the same time.
@@ -172,6 +174,9 @@ impl Backend for Image {
             ("size", self.size.to_string()),
             ("served", format!("by {} threads", pool::THREADS)),
         ];
+        if let Some(snapshot) = &self.spec.snapshot {
+            facts.push(("snapshot", snapshot.clone()));
+        }
         if !self.backing.is_empty() {
             let backing: Vec<_> = self.backing.iter().map(|path| path.display().to_string()).collect();
             facts.push(("over", backing.join(", ")));

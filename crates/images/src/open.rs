@@ -56,7 +56,7 @@ fn hint(source: &io::Error, writable: bool) -> &'static str {
     match source.kind() {
         io::ErrorKind::Unsupported => " (convert it with qemu-img, to qcow2 for example)",
         // What to do is in the message.
-        io::ErrorKind::PermissionDenied => "",
+        io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput => "",
         io::ErrorKind::NotFound => " (bring the files that it names, or rebase it with qemu-img)",
         io::ErrorKind::InvalidData if writable => {
             " (qemu-img check -r all may mend it; ro serves what can be read, format=raw the file as it is)"
@@ -71,8 +71,8 @@ impl Image {
     /// # Errors
     /// See [`ImageError`]; nothing stays open or locked.
     pub fn open(spec: &ImageSpec) -> Result<Arc<Image>, ImageError> {
-        // A vmdk can only be read.
-        let read_only = spec.read_only || spec.format == Format::Vmdk;
+        // A vmdk and a snapshot can only be read.
+        let read_only = spec.read_only || spec.format == Format::Vmdk || spec.snapshot.is_some();
         let file = File::open(&FileSpec {
             direct: Direct::Off,
             read_only,
@@ -117,7 +117,8 @@ fn open_format(spec: &ImageSpec, read_only: bool, gate: &Gate) -> io::Result<Con
         Format::Qcow2 => {
             let file = std::fs::File::options().read(true).write(!read_only).open(&spec.path)?;
             let options = qcow2::Options { writable: !read_only, ..qcow2::Options::default() };
-            Ok(Content::Qcow2(Box::new(gate.open_qcow2(file, &spec.path, options)?)))
+            let disk = gate.open_qcow2(file, &spec.path, options, spec.snapshot.as_deref())?;
+            Ok(Content::Qcow2(Box::new(disk)))
         }
         Format::Vmdk => {
             let storage = Storage::open(StorageOpenOptions::new().filename(&spec.path).write(false))?;
@@ -193,6 +194,7 @@ impl Gate {
         file: std::fs::File,
         path: &Path,
         options: qcow2::Options,
+        snapshot: Option<&str>,
     ) -> io::Result<qcow2::Disk> {
         let storage = Arc::new(file);
         let names = qcow2::names(&*storage)?;
@@ -204,7 +206,10 @@ impl Gate {
             }
             None => None,
         };
-        qcow2::Disk::open(storage, backing, options)
+        match snapshot {
+            Some(snapshot) => qcow2::Disk::open_snapshot(storage, backing, snapshot, options),
+            None => qcow2::Disk::open(storage, backing, options),
+        }
     }
 
     fn open_backing(
@@ -216,7 +221,7 @@ impl Gate {
         match format {
             Some(b"qcow2") => {
                 let options = qcow2::Options { l2_cache_len: BACKING_CACHE_LEN, ..qcow2::Options::default() };
-                let image = self.open_qcow2(file, path, options);
+                let image = self.open_qcow2(file, path, options, None);
                 Ok(Box::new(image.map_err(|error| in_backing(path, error))?))
             }
             Some(b"raw") | None => {

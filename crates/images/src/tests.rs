@@ -18,6 +18,7 @@ fn open(path: PathBuf, read_only: bool) -> Result<Arc<Image>, ImageError> {
         path,
         format: Format::Qcow2,
         detected: false,
+        snapshot: None,
         read_only,
         share: true,
         backing: Backing::Beside,

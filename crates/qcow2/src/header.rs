@@ -164,7 +164,8 @@ impl Header {
         Ok(header)
     }
 
-    fn check_numbers(&self) -> io::Result<()> {
+    /// Whether sizes and places fit each other.
+    pub(crate) fn check_numbers(&self) -> io::Result<()> {
         let cluster = 1u64 << self.cluster_bits;
         if self.refcount_order > 6 {
             return Err(damaged("its refcounts are wider than 64 bits"));

@@ -2,7 +2,7 @@
 //!
 //! A [`Disk`] works on a [`Storage`], a file for instance, and is called by any number of threads. It knows versions 2 and
 //! 3, all cluster sizes and refcount widths, backing files, compressed clusters (deflate and zstd), extended L2 entries
-//! and internal snapshots, which stay what they are. Facts are those of QEMU's `docs/interop/qcow2.txt`.
+//! and internal snapshots, which stay what they are and can be read. Facts are those of QEMU's `docs/interop/qcow2.txt`.
 //!
 //! Metadata reaches the storage in an order ([`meta`]) such that each power cut leaves a consistent image, whatever part of
 //! the writes since the last sync survives: no refcount is too low, no cluster is shown that belongs to another, and what
@@ -28,6 +28,7 @@ mod model;
 mod open;
 mod ranges;
 mod refcounts;
+mod snapshots;
 mod storage;
 #[cfg(test)]
 mod tests;
@@ -36,6 +37,7 @@ mod write;
 
 pub use create::{CreateOptions, create};
 pub use open::{Names, names};
+pub use snapshots::{Snapshot, snapshots};
 pub use storage::Storage;
 pub use verify::{Report, check};
 

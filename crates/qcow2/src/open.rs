@@ -7,7 +7,7 @@ use crate::header::{BITMAPS_CONSISTENT, CORRUPT, Header, first_cluster_len};
 use crate::meta::Meta;
 use crate::ranges::Ranges;
 use crate::refcounts::Refcounts;
-use crate::{Disk, Options, Source, Storage, damaged, verify};
+use crate::{Disk, Options, Source, Storage, damaged, snapshots, verify};
 use std::io;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -62,7 +62,32 @@ impl Disk {
         backing: Option<Box<dyn Source>>,
         options: Options,
     ) -> io::Result<Disk> {
+        let header = read_header(&*storage)?;
+        Disk::with_header(storage, header, backing, options)
+    }
+
+    /// Open the disk as it was when an internal snapshot was made: the one with that id, else with that name. It is only
+    /// read.
+    ///
+    /// # Errors
+    /// As those of [`names`]; `InvalidInput`: there is no such snapshot, or there are several.
+    pub fn open_snapshot(
+        storage: Arc<dyn Storage>,
+        backing: Option<Box<dyn Source>>,
+        snapshot: &str,
+        options: Options,
+    ) -> io::Result<Disk> {
         let mut header = read_header(&*storage)?;
+        snapshots::select(&*storage, &mut header, snapshot)?;
+        Disk::with_header(storage, header, backing, Options { writable: false, ..options })
+    }
+
+    fn with_header(
+        storage: Arc<dyn Storage>,
+        mut header: Header,
+        backing: Option<Box<dyn Source>>,
+        options: Options,
+    ) -> io::Result<Disk> {
         if options.writable {
             if header.incompatible & CORRUPT != 0 {
                 return Err(damaged("it is marked as corrupt"));

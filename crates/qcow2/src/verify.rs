@@ -12,7 +12,7 @@ use crate::entry::{COPIED, Entry, Geometry, PLACE};
 use crate::header::{AT_AUTOCLEAR, AT_INCOMPATIBLE, BITMAPS_CONSISTENT, DIRTY, Header, half, word};
 use crate::open::{read_header, read_words};
 use crate::refcounts::{count_at, count_max, with_count};
-use crate::{Storage, damaged, unsupported};
+use crate::{Storage, damaged, snapshots, unsupported};
 use std::io;
 
 /// Clusters that are counted in one pass: 32 MiB of counts.
@@ -183,29 +183,18 @@ impl<'a> Check<'a> {
     }
 
     fn add_snapshots(&mut self, header: &Header) -> io::Result<()> {
-        let (mut at, mut all) = (header.snapshots_at, 0);
-        for _ in 0..header.snapshots {
-            let mut head = [0; 40];
-            self.storage.read_at(&mut head, at)?;
-            let (l1_at, l1_entries) = (word(&head, 0), u64::from(half(&head, 8)));
-            let names = u64::from(half(&head, 12)) >> 16 & 0xffff;
-            let name = u64::from(half(&head, 12)) & 0xffff;
-            let len = 40 + u64::from(half(&head, 36)) + names + name;
-            all += l1_entries;
+        let (storage, mut all) = (self.storage, 0);
+        let end = snapshots::for_each(storage, header, |snapshot| {
+            all += snapshot.l1_entries;
             if all > ROOTS_MAX as u64 {
                 return Err(unsupported("it has too many snapshots to be checked for writing".into()));
             }
-            let l1 = read_words(self.storage, l1_at, l1_entries, "the L1 table of a snapshot")?;
-            self.fix(l1_at, l1_entries * 8)?;
-            self.add_roots(&l1, false)?;
-            at = at
-                .checked_add(len.next_multiple_of(8))
-                .ok_or_else(|| damaged("its snapshots make no sense"))?;
-            if at > self.end() {
-                return Err(damaged("its table of snapshots lies past the end of the file"));
-            }
-        }
-        if header.snapshots > 0 { self.fix(header.snapshots_at, at - header.snapshots_at) } else { Ok(()) }
+            let (at, entries) = (snapshot.l1_at, snapshot.l1_entries);
+            let l1 = read_words(storage, at, entries, "the L1 table of a snapshot")?;
+            self.fix(at, entries * 8)?;
+            self.add_roots(&l1, false)
+        })?;
+        if header.snapshots > 0 { self.fix(header.snapshots_at, end - header.snapshots_at) } else { Ok(()) }
     }
 
     /// Bitmaps whose extension counts: without the bit nobody believes it, and what it names is leaked.

@@ -208,3 +208,59 @@ fn a_clean_end_leaves_all_that_was_written_without_a_flush() {
     assert_sound(&sandbox, "disk.qcow2");
     assert!(content(&sandbox, "disk.qcow2") == data);
 }
+
+#[test]
+fn an_internal_snapshot_is_served_by_its_name_or_id() {
+    if missing(&["qemu-img", "qemu-io"]) {
+        return;
+    }
+    for options in [&[][..], &["-o", "compat=0.10"], &["-o", "extended_l2=on"], &["-o", "cluster_size=512"]] {
+        let sandbox = Sandbox::default();
+        qemu_img(&sandbox, &[&["create", "-f", "qcow2"], options, &["disk.qcow2", "1M"]].concat());
+        let write = |value: &str| {
+            let order = format!("write -P {value} 64k 128k");
+            run(&mut sandbox.tool(&["qemu-io", "-f", "qcow2", "-c", &order, "disk.qcow2"])).ok();
+        };
+        write("1");
+        qemu_img(&sandbox, &["snapshot", "-c", "first, of two", "disk.qcow2"]);
+        write("2");
+        qemu_img(&sandbox, &["snapshot", "-c", "twice", "disk.qcow2"]);
+        write("3");
+        qemu_img(&sandbox, &["snapshot", "-c", "twice", "disk.qcow2"]);
+        if options.is_empty() {
+            qemu_img(&sandbox, &["resize", "-f", "qcow2", "disk.qcow2", "2M"]);
+        }
+        write("4");
+        let before = std::fs::read(sandbox.path("disk.qcow2")).expect("an image");
+        for (snapshot, value) in [("first,, of two", 1), ("1", 1), ("2", 2), ("3", 3)] {
+            let stack =
+                format!("file:{},format=qcow2,snapshot={snapshot}", sandbox.path("disk.qcow2").display());
+            let mut server = sandbox.serve(&stack, &[]);
+            let mut peer = Peer::connect(&server.socket(), "disk");
+            let content = peer.read(0, 1 << 20).expect("a read");
+            let is_as_then = |(at, &byte): (usize, &u8)| {
+                byte == if (64 << 10..192 << 10).contains(&at) { value } else { 0 }
+            };
+            assert!(content.iter().enumerate().all(is_as_then), "{options:?}, {snapshot}");
+            assert!(peer.write(0, &[0; 512], CommandFlags::NONE).is_err());
+            assert!(peer.read(1 << 20, 512).is_err(), "the disk was 1 MiB then");
+            server.terminate();
+        }
+        for (snapshot, why) in [
+            ("fourth", "it has no snapshot \"fourth\"; there is 1 (first, of two), 2 (twice), 3 (twice)"),
+            ("twice", "several of its snapshots are called \"twice\": give the id"),
+        ] {
+            let stack =
+                format!("file:{},format=qcow2,snapshot={snapshot}", sandbox.path("disk.qcow2").display());
+            let refused = sandbox.run(&["serve", &stack, "--nbd", "unix:s"]);
+            assert!(!refused.status.success() && refused.stderr.contains(why), "{refused}");
+        }
+        assert!(
+            std::fs::read(sandbox.path("disk.qcow2")).expect("an image") == before,
+            "nothing was written"
+        );
+    }
+    let sandbox = Sandbox::default();
+    let raw = sandbox.run(&["serve", "file:disk.img,snapshot=1", "--nbd", "unix:s"]);
+    assert!(!raw.status.success() && raw.stderr.contains("this is a raw disk"), "{raw}");
+}

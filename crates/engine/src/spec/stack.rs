@@ -94,6 +94,8 @@ pub struct FileSpec {
     pub part: Option<Selector>,
     /// What the file holds a disk as.
     pub format: FileFormat,
+    /// Serve the disk as it was when this internal snapshot of a qcow2 image was made, by its id or name.
+    pub snapshot: Option<String>,
     /// Which files an image may name.
     pub backing: Backing,
     /// The device grows by itself when the file does.
@@ -193,6 +195,7 @@ fn parse_file(what: &str, items: impl Iterator<Item = String>) -> Result<FileSpe
         "share",
         "part",
         "format",
+        "snapshot",
         "backing",
         "autosize",
         "autoclear",
@@ -213,6 +216,7 @@ fn parse_file(what: &str, items: impl Iterator<Item = String>) -> Result<FileSpe
         share: options.flag("share")?,
         part: options.text("part")?.map(|text| parse_selector(&text)).transpose()?,
         format: options.choice("format", &FORMAT)?.unwrap_or_default(),
+        snapshot: options.text("snapshot")?,
         backing: parse_backing(options.text("backing")?)?,
         autosize: options.flag("autosize")?,
         autoclear: options.flag("autoclear")?,
@@ -224,6 +228,12 @@ fn parse_file(what: &str, items: impl Iterator<Item = String>) -> Result<FileSpe
         return Err(SpecError::new(
             "backing says which files an image may name, and this is a raw disk",
             fix,
+        ));
+    }
+    if file.snapshot.is_some() && !file.may_be_image() {
+        return Err(SpecError::new(
+            "snapshot names a state of a qcow2 image, and this is a raw disk",
+            "add format=qcow2",
         ));
     }
     if file.sizelimit == Some(Bytes::ZERO) {
@@ -398,6 +408,9 @@ impl fmt::Display for FileSpec {
         }
         write_flag(f, self.share, "share")?;
         write_choice(f, "format", self.format, &FORMAT)?;
+        if let Some(snapshot) = &self.snapshot {
+            write!(f, ",snapshot={}", Escaped(snapshot))?;
+        }
         match &self.backing {
             Backing::Beside => {}
             Backing::Any => f.write_str(",backing=allow")?,

@@ -258,6 +258,7 @@ fn any_file() -> impl Strategy<Value = StackSpec> {
                     share,
                     part: part.clone(),
                     format: if create.is_some() { FileFormat::Given(Format::Raw) } else { format },
+                    snapshot: (format == FileFormat::Probe && create.is_none()).then(|| "a, b".to_owned()),
                     backing: if create.is_some() { Backing::Beside } else { backing.clone() },
                     autosize,
                     autoclear,

@@ -200,7 +200,11 @@ fn image(spec: &FileSpec, format: Format) -> Result<ImageSpec, DeviceError> {
         tracing::info!("{path} begins as a {format} image and is served as one, as format=probe asks");
     }
     let (path, read_only, share) = (spec.path.clone(), spec.ro, spec.share);
-    Ok(ImageSpec { path, format, detected, read_only, share, backing: spec.backing.clone() })
+    let (snapshot, backing) = (spec.snapshot.clone(), spec.backing.clone());
+    if snapshot.is_some() && format != Format::Qcow2 {
+        return Err(DeviceError::NoSnapshots { path: spec.path.clone(), format });
+    }
+    Ok(ImageSpec { path, format, detected, snapshot, read_only, share, backing })
 }
 
 fn null(spec: &NullSpec) -> Result<Null, DeviceError> {
