@@ -108,6 +108,7 @@ const STACKS: &str = "\
 Stacks:
   file:PATH[,direct=on|off|auto][,offset=SIZE][,sizelimit=SIZE][,block=512..65536][,ro][,share]
            [,size=SIZE,create][,format=raw|qcow2|vmdk|probe][,snapshot=ID|NAME]
+           [,cluster_size=512..2M][,backing_file=NAME,backing_fmt=raw|qcow2]   (of a qcow2 image that is created)
            [,backing=allow|none|PATH[:PATH...]][,part=N|LABEL=NAME|PARTUUID=UUID][,autosize][,autoclear][,partscan]
   ram:SIZE[,hugepages][,integrity=t10|ip|nvme|BYTES]
   null:[SIZE][,irqmode=none|softirq|timer][,completion=TIME][,memory_backed[,discard][,cache_size=SIZE[,fua=off]]]

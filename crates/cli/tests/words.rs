@@ -21,7 +21,7 @@ fn a_stack_that_cannot_be_says_why_and_what_to_write() {
             (
                 "file:d,dirct=on",
                 "file has no option \"dirct\" (file has direct, offset, sizelimit, block, ro, size, create, \
-                 share, part, format, snapshot, backing, autosize, autoclear, partscan; a comma within a path is written twice)",
+                 cluster_size, backing_file, backing_fmt, share, part, format, snapshot, backing, autosize, autoclear, partscan; a comma within a path is written twice)",
             ),
             (
                 "rbd:pool/disk",

@@ -38,7 +38,8 @@ fn refused(why: String) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
-fn folder_of(path: &Path) -> &Path {
+/// The folder that a path leads to a file in.
+pub(crate) fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 

@@ -68,6 +68,7 @@ fn open(path: PathBuf, format: Format, read_only: bool) -> Option<Arc<Image>> {
         read_only,
         share: true,
         backing: Backing::Beside,
+        create: None,
     })
     .ok()
 }

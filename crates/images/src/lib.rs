@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod beside;
+mod create;
 mod detect;
 pub mod fuzzing;
 mod lengths;
@@ -25,9 +26,10 @@ mod tests;
 mod work;
 
 pub use beside::Backing;
+pub use create::{Creation, create_qcow2};
 pub use detect::{Format, container_of, detect};
 pub use node::ImageNode;
-pub use open::{ImageError, create_qcow2};
+pub use open::ImageError;
 pub use pool::Nudge;
 pub use qcow2::CreateOptions;
 
@@ -61,6 +63,8 @@ pub struct ImageSpec {
     pub share: bool,
     /// Which files it may name beside itself.
     pub backing: Backing,
+    /// Create it, if its file is missing: only with [`Format::Qcow2`].
+    pub create: Option<Creation>,
 }
 
 /// An open image in its format.

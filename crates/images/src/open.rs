@@ -13,7 +13,6 @@ use imago::file::File as Storage;
 use imago::format::gate::ImplicitOpenGate;
 use imago::vmdk::Vmdk;
 use imago::{FormatAccess, FormatDriverBuilder, Storage as _, StorageOpenOptions};
-use qcow2::CreateOptions;
 use std::ffi::OsString;
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStringExt;
@@ -47,6 +46,22 @@ pub enum ImageError {
     /// It holds nothing.
     #[error("{}: it holds less than a sector", _0.display())]
     Empty(PathBuf),
+    /// It cannot be created.
+    #[error("creating {} failed: {source}{}", path.display(), creation_hint(source))]
+    Create {
+        /// The image.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// It was to be created, exists, and is different.
+    #[error("{}: {why}", path.display())]
+    Differs {
+        /// The image.
+        path: PathBuf,
+        /// How, and what to do.
+        why: io::Error,
+    },
     /// No thread can be started.
     #[error("starting its threads failed: {0}")]
     Threads(#[source] io::Error),
@@ -65,12 +80,36 @@ fn hint(source: &io::Error, writable: bool) -> &'static str {
     }
 }
 
+fn creation_hint(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::ENOENT) => " (make its directory first)",
+        Some(libc::EACCES | libc::EPERM) => " (change the owner or mode of its directory)",
+        Some(libc::ENOTDIR) => " (a part of its path is a file: give another)",
+        Some(libc::EEXIST) => " (remove it, or leave out create)",
+        Some(libc::EROFS) => " (its file system is read-only: give another path)",
+        Some(libc::ENOSPC | libc::EDQUOT) => " (free some space)",
+        Some(libc::EFBIG) => " (the file system does not hold files of that size)",
+        _ => "",
+    }
+}
+
 impl Image {
-    /// Open an image.
+    /// Open an image, and create it first where that is asked for and its file is missing.
     ///
     /// # Errors
-    /// See [`ImageError`]; nothing stays open or locked.
+    /// See [`ImageError`]; nothing stays open or locked, and no file is left that was created.
     pub fn open(spec: &ImageSpec) -> Result<Arc<Image>, ImageError> {
+        let Some(creation) = &spec.create else { return Self::open_existing(spec) };
+        let created = creation.create(spec)?;
+        Self::open_existing(spec).inspect_err(|error| {
+            // Another program that found it first and uses it keeps it.
+            if created && !matches!(error, ImageError::File(OpenError::InUse { .. })) {
+                let _ = std::fs::remove_file(&spec.path);
+            }
+        })
+    }
+
+    fn open_existing(spec: &ImageSpec) -> Result<Arc<Image>, ImageError> {
         // A vmdk and a snapshot can only be read.
         let read_only = spec.read_only || spec.format == Format::Vmdk || spec.snapshot.is_some();
         let file = File::open(&FileSpec {
@@ -87,6 +126,10 @@ impl Image {
         };
         let gate = Gate::new(spec);
         let content = open_format(spec, read_only, &gate).map_err(wrong)?;
+        if let (Some(creation), Content::Qcow2(disk)) = (&spec.create, &content) {
+            let checked = creation.check_existing(disk, &spec.path);
+            checked.map_err(|why| ImageError::Differs { path: spec.path.clone(), why })?;
+        }
         let size = Bytes(content.size()).align_down(512);
         if size == Bytes::ZERO || size.0 > i64::MAX as u64 {
             return Err(ImageError::Empty(spec.path.clone()));
@@ -100,16 +143,9 @@ impl Image {
     }
 }
 
-/// Create a qcow2 image in a file that must not exist yet.
-///
-/// # Errors
-/// The file exists or cannot be written, or the options make no sense together; the message says which.
-pub fn create_qcow2(path: &Path, options: &CreateOptions) -> io::Result<()> {
-    let file = std::fs::File::options().read(true).write(true).create_new(true).open(path)?;
-    qcow2::create(&file, options).inspect_err(|_| {
-        // Nobody has seen it.
-        let _ = std::fs::remove_file(path);
-    })
+/// Opens a new image to be read, and what it names, as it will be opened when it is served.
+pub(crate) fn rehearse(spec: &ImageSpec, file: std::fs::File) -> io::Result<()> {
+    Gate::new(spec).open_qcow2(file, &spec.path, qcow2::Options::default(), None).map(drop)
 }
 
 fn open_format(spec: &ImageSpec, read_only: bool, gate: &Gate) -> io::Result<Content> {

@@ -22,6 +22,7 @@ fn open(path: PathBuf, read_only: bool) -> Result<Arc<Image>, ImageError> {
         read_only,
         share: true,
         backing: Backing::Beside,
+        create: None,
     })
 }
 

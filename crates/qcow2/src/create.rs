@@ -1,7 +1,7 @@
 //! New images.
 
 use crate::entry::Geometry;
-use crate::header::MAGIC;
+use crate::header::{L1_LEN_MAX, MAGIC};
 use crate::refcounts::with_count;
 use crate::{Storage, unsupported};
 use std::io;
@@ -36,7 +36,11 @@ impl CreateOptions {
         }
     }
 
-    fn check(&self) -> io::Result<()> {
+    /// Checks that the options fit together and that the format holds a disk of this size.
+    ///
+    /// # Errors
+    /// `Unsupported`; the message says which option is wrong.
+    pub fn check(&self) -> io::Result<()> {
         let refuse = |why: &str| Err(unsupported(why.into()));
         if !self.cluster_size.is_power_of_two() || !(512..=2 << 20).contains(&self.cluster_size) {
             return refuse("a cluster has a power of two of bytes, from 512 to 2 MiB");
@@ -57,7 +61,23 @@ impl CreateOptions {
         }) {
             return refuse("the name of the backing file is too long for a cluster");
         }
+        let (cluster, size) = (self.cluster_size, self.size);
+        let most = (L1_LEN_MAX / 8 * self.shape().l2_entries()).saturating_mul(cluster).min(i64::MAX as u64);
+        if size > most {
+            return Err(unsupported(format!(
+                "a disk of {size} bytes is too large for clusters of {cluster} bytes, which reach {most} bytes"
+            )));
+        }
         Ok(())
+    }
+
+    fn shape(&self) -> Geometry {
+        Geometry {
+            cluster_bits: self.cluster_size.trailing_zeros(),
+            version: self.version,
+            extended: self.extended_l2,
+            size: self.size,
+        }
     }
 }
 
@@ -67,17 +87,9 @@ impl CreateOptions {
 /// The options make no sense together, or it cannot be written.
 pub fn create(storage: &dyn Storage, options: &CreateOptions) -> io::Result<()> {
     options.check()?;
-    let bits = options.cluster_size.trailing_zeros();
-    let shape = Geometry {
-        cluster_bits: bits,
-        version: options.version,
-        extended: options.extended_l2,
-        size: options.size,
-    };
+    let shape = options.shape();
+    let bits = shape.cluster_bits;
     let l1_entries = options.size.div_ceil(shape.cluster()).div_ceil(shape.l2_entries());
-    if options.size > i64::MAX as u64 || l1_entries * 8 > 32 << 20 {
-        return Err(unsupported("the disk is too large for its cluster size".into()));
-    }
     // Header, refcount table, blocks, L1 table.
     let per_block = 1u64 << (bits + 3 - options.refcount_order);
     let l1_clusters = (l1_entries * 8).div_ceil(shape.cluster()).max(1);

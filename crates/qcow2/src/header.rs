@@ -13,7 +13,7 @@ pub(crate) const MAGIC: u32 = 0x5146_49fb;
 const LEN_V2: usize = 72;
 const LEN_V3: usize = 104;
 /// QEMU's limits: the L1 table, the refcount table, the number of snapshots, the name of the backing file.
-const L1_LEN_MAX: u64 = 32 << 20;
+pub(crate) const L1_LEN_MAX: u64 = 32 << 20;
 const TABLE_LEN_MAX: u64 = 8 << 20;
 const SNAPSHOTS_MAX: u32 = 65536;
 const BACKING_NAME_MAX: u64 = 1023;

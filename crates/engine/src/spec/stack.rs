@@ -5,7 +5,7 @@ use super::layer::parse_selector;
 use super::null::{self, NullSpec};
 use super::{DeviceName, NbdSpec, SpecError, TableSpec};
 use block::{Bytes, Integrity};
-use images::{Backing, Format};
+use images::{Backing, Creation, Format};
 use partition::Selector;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -86,8 +86,12 @@ pub struct FileSpec {
     pub block: Option<u32>,
     /// Not to be written.
     pub ro: bool,
-    /// Make the file, of this size, if it is not there. From `size=…,create`.
+    /// Create the file, for a disk of this size, if it is missing. From `size=…,create`.
     pub create: Option<Bytes>,
+    /// Bytes of a cluster of an image that is created; `None`: the format's default.
+    pub cluster_size: Option<u32>,
+    /// The backing file of an image that is created, as the image names it, and its format.
+    pub backing_file: Option<(PathBuf, Format)>,
     /// Others may write the file too.
     pub share: bool,
     /// Only that partition of it.
@@ -192,6 +196,9 @@ fn parse_file(what: &str, items: impl Iterator<Item = String>) -> Result<FileSpe
         "ro",
         "size",
         "create",
+        "cluster_size",
+        "backing_file",
+        "backing_fmt",
         "share",
         "part",
         "format",
@@ -213,6 +220,8 @@ fn parse_file(what: &str, items: impl Iterator<Item = String>) -> Result<FileSpe
         block: block_size(&mut options)?,
         ro: options.flag("ro")?,
         create: None,
+        cluster_size: cluster_size(&mut options)?,
+        backing_file: backing_file(&mut options)?,
         share: options.flag("share")?,
         part: options.text("part")?.map(|text| parse_selector(&text)).transpose()?,
         format: options.choice("format", &FORMAT)?.unwrap_or_default(),
@@ -247,18 +256,83 @@ fn parse_file(what: &str, items: impl Iterator<Item = String>) -> Result<FileSpe
         (true, Some(_)) if file.ro => {
             return Err(SpecError::new("a file cannot be created read-only", "leave out ro or create"));
         }
-        (true, Some(_)) if file.is_image() => {
-            return Err(SpecError::new("only raw files are created", "make it with qemu-img create"));
-        }
         (_, size) => file.create = size.map(|size| checked_size("a file", size)).transpose()?,
     }
-    if file.create.is_some_and(|size| file.offset >= size) {
+    check_creation(&file)?;
+    Ok(file)
+}
+
+fn cluster_size(options: &mut Options) -> Result<Option<u32>, SpecError> {
+    let Some(size) = options.value::<Bytes>("cluster_size", "64K")? else { return Ok(None) };
+    if !size.0.is_power_of_two() || !(512..=2 << 20).contains(&size.0) {
+        let fix = "use a power of two: 512, 1K, … 2M";
+        return Err(SpecError::new(format!("a cluster cannot be {size} bytes"), fix));
+    }
+    Ok(Some(size.0 as u32))
+}
+
+/// The backing file of a new image. Its format must be given: nothing detects it later.
+fn backing_file(options: &mut Options) -> Result<Option<(PathBuf, Format)>, SpecError> {
+    let formats = [("raw", Format::Raw), ("qcow2", Format::Qcow2)];
+    match (options.text("backing_file")?, options.choice("backing_fmt", &formats)?) {
+        (Some(name), Some(format)) => Ok(Some((PathBuf::from(name), format))),
+        (None, None) => Ok(None),
+        (Some(_), None) => {
+            Err(SpecError::new("backing_file needs its format", "add backing_fmt=raw or backing_fmt=qcow2"))
+        }
+        (None, Some(_)) => Err(SpecError::new("backing_fmt goes with backing_file", "leave it out")),
+    }
+}
+
+/// Checks what goes with `create`.
+fn check_creation(file: &FileSpec) -> Result<(), SpecError> {
+    let of_image =
+        [("cluster_size", file.cluster_size.is_some()), ("backing_file", file.backing_file.is_some())];
+    let of_image = of_image.into_iter().find(|(_, given)| *given).map(|(name, _)| name);
+    let Some(size) = file.create else {
+        let Some(option) = of_image else { return Ok(()) };
+        let fix = "write size=10G,create,format=qcow2";
+        return Err(SpecError::new(format!("{option} goes with create"), fix));
+    };
+    match (file.format, of_image) {
+        (FileFormat::Probe, _) => {
+            return Err(SpecError::new(
+                "a file that is created has no content to detect a format by",
+                "use format=raw or format=qcow2",
+            ));
+        }
+        (FileFormat::Given(Format::Vmdk), _) => {
+            return Err(SpecError::new(
+                "vmdk images are not created",
+                "use format=qcow2, or leave out create and size",
+            ));
+        }
+        (FileFormat::Given(Format::Qcow2), _) => {
+            if file.snapshot.is_some() {
+                let why = "an image that is created has no snapshots";
+                return Err(SpecError::new(why, "leave out snapshot, or create and size"));
+            }
+            if let Some(option) = file.raw_only() {
+                let fix = "leave it out";
+                return Err(SpecError::new(format!("{option} means nothing to a qcow2 image"), fix));
+            }
+            let checked = file.creation().map_or(Ok(()), |creation| creation.check());
+            return checked
+                .map_err(|why| SpecError::new(why.to_string(), "change size, cluster_size or backing_file"));
+        }
+        (_, Some(option)) => {
+            let why = format!("{option} means nothing to a raw file");
+            return Err(SpecError::new(why, "add format=qcow2, or leave it out"));
+        }
+        (_, None) => {}
+    }
+    if file.offset >= size {
         return Err(SpecError::new(
             "offset lies past the file that is to be created",
             "use a smaller offset",
         ));
     }
-    Ok(file)
+    Ok(())
 }
 
 /// `allow`, `none`, or files and folders with colons between them.
@@ -378,6 +452,13 @@ impl FileSpec {
         matches!(images::container_of(&self.path), Ok(Some(_)))
     }
 
+    /// The image to create if the file is missing.
+    pub fn creation(&self) -> Option<Creation> {
+        let size = self.create.filter(|_| self.is_image())?;
+        let (cluster_size, backing_file) = (self.cluster_size, self.backing_file.clone());
+        Some(Creation { size, cluster_size, backing_file })
+    }
+
     /// The first option that means something to raw files only.
     pub fn raw_only(&self) -> Option<&'static str> {
         let options = [
@@ -405,6 +486,12 @@ impl fmt::Display for FileSpec {
         write_flag(f, self.ro, "ro")?;
         if let Some(size) = self.create {
             write!(f, ",size={size},create")?;
+        }
+        if let Some(size) = self.cluster_size {
+            write!(f, ",cluster_size={size}")?;
+        }
+        if let Some((name, format)) = &self.backing_file {
+            write!(f, ",backing_file={},backing_fmt={format}", Escaped(&name.to_string_lossy()))?;
         }
         write_flag(f, self.share, "share")?;
         write_choice(f, "format", self.format, &FORMAT)?;

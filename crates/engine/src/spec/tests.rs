@@ -26,6 +26,66 @@ fn a_file_is_read_with_all_its_options() {
 }
 
 #[test]
+fn an_image_is_created_with_the_options_of_qemu_img() {
+    let text =
+        "file:vm.qcow2,size=10G,create,cluster_size=4096,backing_file=a,,b.img,backing_fmt=raw,format=qcow2";
+    let StackSpec::File(file) = stack(text).unwrap() else { panic!() };
+    let creation = file.creation().expect("an image");
+    assert_eq!((creation.size, creation.cluster_size), (Bytes::gib(10), Some(4096)));
+    assert_eq!(creation.backing_file, Some((PathBuf::from("a,b.img"), Format::Raw)));
+    assert_eq!(file.to_string(), text);
+    let StackSpec::File(raw) = stack("file:d,size=10G,create").unwrap() else { panic!() };
+    assert_eq!(raw.creation(), None);
+}
+
+#[test]
+fn an_image_that_cannot_be_created_is_refused_with_what_to_write() {
+    for (options, expected) in [
+        ("create,format=qcow2", "create needs a size (write size=10G,create)"),
+        ("size=1G,format=qcow2", "size goes with create"),
+        ("size=1G,create,format=qcow2,ro", "cannot be created read-only"),
+        ("size=1G,create,format=vmdk", "vmdk images are not created (use format=qcow2, or leave"),
+        ("size=1G,create,format=probe", "no content to detect a format by (use format=raw or format=qcow2)"),
+        (
+            "size=1G,create,format=qcow2,cluster_size=3000",
+            "a cluster cannot be 3000 bytes (use a power of two",
+        ),
+        ("size=1G,create,format=qcow2,cluster_size=4M", "a cluster cannot be 4M bytes"),
+        ("size=1G,create,cluster_size=4K", "cluster_size means nothing to a raw file (add format=qcow2"),
+        (
+            "size=1G,create,format=raw,backing_file=a,backing_fmt=raw",
+            "backing_file means nothing to a raw file",
+        ),
+        (
+            "format=qcow2,cluster_size=4K",
+            "cluster_size goes with create (write size=10G,create,format=qcow2)",
+        ),
+        (
+            "size=1G,create,format=qcow2,backing_file=a",
+            "backing_file needs its format (add backing_fmt=raw or",
+        ),
+        ("size=1G,create,format=qcow2,backing_fmt=raw", "backing_fmt goes with backing_file"),
+        ("size=1G,create,format=qcow2,backing_file=a,backing_fmt=vmdk", "backing_fmt does not know \"vmdk\""),
+        ("size=1G,create,format=qcow2,offset=4096", "offset means nothing to a qcow2 image (leave it out)"),
+        (
+            "size=1G,create,format=qcow2,snapshot=a",
+            "has no snapshots (leave out snapshot, or create and size)",
+        ),
+        ("size=1G,create,format=qcow2,block=4096", "block means nothing to a qcow2 image"),
+        (
+            "size=3P,create,format=qcow2",
+            "too large for clusters of 65536 bytes, which reach 2251799813685248 bytes",
+        ),
+        ("size=1T,create,format=qcow2,cluster_size=512", "too large for clusters of 512 bytes"),
+    ] {
+        let why = why(&format!("file:d,{options}"));
+        assert!(why.contains(expected), "{options}: {why}");
+    }
+    assert!(stack("file:d,size=2P,create,format=qcow2").is_ok());
+    assert!(stack("file:d,size=2E,create,format=qcow2,cluster_size=2M").is_ok());
+}
+
+#[test]
 fn a_doubled_comma_belongs_to_the_path() {
     let StackSpec::File(file) = stack("file:/a,,b,,,ro").unwrap() else { panic!() };
     assert_eq!((file.path.as_path(), file.ro), (Path::new("/a,b,"), true));
@@ -247,6 +307,13 @@ fn any_file() -> impl Strategy<Value = StackSpec> {
             create.prop_map(move |create| {
                 let offset = if create.is_some() { Bytes::ZERO } else { Bytes(offset * 100) };
                 let path = PathBuf::from(&path);
+                // An image is created where every option that only a raw file has is left out.
+                let is_image = format == FileFormat::Given(Format::Qcow2)
+                    && create.is_some_and(|size| size < Bytes::gib(1 << 20))
+                    && (sizelimit, block, autosize) == (None, None, false)
+                    && direct != Direct::On;
+                let backing_file = is_image.then(|| (PathBuf::from("a, b"), Format::Raw));
+                let is_raw = create.is_some() && !is_image;
                 StackSpec::File(FileSpec {
                     path,
                     direct,
@@ -257,9 +324,11 @@ fn any_file() -> impl Strategy<Value = StackSpec> {
                     create,
                     share,
                     part: part.clone(),
-                    format: if create.is_some() { FileFormat::Given(Format::Raw) } else { format },
+                    format: if is_raw { FileFormat::Given(Format::Raw) } else { format },
                     snapshot: (format == FileFormat::Probe && create.is_none()).then(|| "a, b".to_owned()),
-                    backing: if create.is_some() { Backing::Beside } else { backing.clone() },
+                    backing: if is_raw { Backing::Beside } else { backing.clone() },
+                    cluster_size: is_image.then_some(65536),
+                    backing_file,
                     autosize,
                     autoclear,
                     partscan,

@@ -191,7 +191,14 @@ fn check_creation(file: &FileSpec) -> Result<(), String> {
     if file.create.is_none() {
         return Err("there is no such file (to make it, add size=10G,create)".into());
     }
-    writable_directory(&file.path)
+    writable_directory(&file.path)?;
+    let Some((name, _)) = &file.backing_file else { return Ok(()) };
+    let base = file.path.parent().unwrap_or(Path::new("")).join(name);
+    match base.metadata() {
+        Ok(metadata) if metadata.is_file() => Ok(()),
+        Ok(_) => Err(format!("its backing file {} is not a regular file", base.display())),
+        Err(why) => Err(format!("its backing file {}: {why}", base.display())),
+    }
 }
 
 fn writable_directory(path: &Path) -> Result<(), String> {

@@ -81,14 +81,16 @@ impl Looked<'_> {
                 return Err(failed(why.to_owned(), libc::EINVAL));
             }
             return match spec.rooted(self.base) {
+                StackSpec::File(file)
+                    if file.create.is_some() && file.part.is_none() && !file.path.exists() =>
+                {
+                    Ok(unasked(file.create.unwrap_or(LONG), identity_of_file(&file)))
+                }
                 // A partition, or an image of a format: how long that is, who opens it sees.
                 StackSpec::File(file) if file.part.is_some() || file.is_image() => {
                     let mut found = self.file(word, &file)?;
                     (found.profile.size, found.file) = (LONG, None);
                     Ok(found)
-                }
-                StackSpec::File(file) if file.create.is_some() && !file.path.exists() => {
-                    Ok(unasked(file.create.unwrap_or(LONG), identity_of_file(&file)))
                 }
                 StackSpec::File(file) => self.file(word, &file),
                 other => Ok(unasked(LONG, other.to_string())),

@@ -200,11 +200,11 @@ fn image(spec: &FileSpec, format: Format) -> Result<ImageSpec, DeviceError> {
         tracing::info!("{path} begins as a {format} image and is served as one, as format=probe asks");
     }
     let (path, read_only, share) = (spec.path.clone(), spec.ro, spec.share);
-    let (snapshot, backing) = (spec.snapshot.clone(), spec.backing.clone());
+    let (snapshot, backing, create) = (spec.snapshot.clone(), spec.backing.clone(), spec.creation());
     if snapshot.is_some() && format != Format::Qcow2 {
         return Err(DeviceError::NoSnapshots { path: spec.path.clone(), format });
     }
-    Ok(ImageSpec { path, format, detected, snapshot, read_only, share, backing })
+    Ok(ImageSpec { path, format, detected, snapshot, read_only, share, backing, create })
 }
 
 fn null(spec: &NullSpec) -> Result<Null, DeviceError> {
