@@ -621,9 +621,11 @@ fn remade(form: &Form, remake: &Remake) -> Result<Result<Form, ChangeError>, Dev
         return Ok(Err(ChangeError::OtherPartition { from, to }));
     }
     let (mut stack, mut layers) = (form.stack.clone(), form.layers.clone());
-    // Files stand in the order of the walk: that of the stack, then those of its layers from the lowest up.
+    // Files stand in the order of the walk: that of the stack, unless it is an image, then those of its layers from the
+    // lowest up.
     let mut files = tree.files().into_iter().map(|file| file.spec());
     if let StackSpec::File(spec) = &mut stack
+        && !spec.is_image()
         && let Some(now) = files.next()
     {
         spec.path.clone_from(&now.path);

@@ -314,6 +314,24 @@ fn a_copy_on_write_overlay_stands_over_an_image() {
 }
 
 #[test]
+fn an_image_keeps_its_path_when_the_overlay_over_it_is_changed() {
+    if missing(&["qemu-img"]) {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    qemu_img(&sandbox, &["create", "-q", "-f", "qcow2", "disk.qcow2", "8M"]);
+    let layer = ["--layer", "cow,file=mine.cow,create", "--name", "disk"];
+    let _server = sandbox.serve(&stack(&sandbox.path("disk.qcow2"), ""), &layer);
+    sandbox.run(&["set", "disk", "direct=off"]).ok();
+    let shown = sandbox.run(&["show", "disk"]).ok();
+    let line = |name: &str| {
+        shown.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name}: {shown}"))
+    };
+    assert!(line("stack").contains("disk.qcow2,format=qcow2"), "{shown}");
+    assert!(line("layer").contains("mine.cow,direct=off"), "{shown}");
+}
+
+#[test]
 fn a_damaged_image_fails_requests_and_not_the_server() {
     if missing(&["qemu-img"]) {
         return;
