@@ -127,6 +127,10 @@ impl Flags {
     /// Read: the submitter takes any memory in place of its own. A backend may answer by pointing
     /// the request's data at memory that outlives the reply, which then must not be written through.
     pub const MAY_LEND: Flags = Flags(16);
+    /// Write, flush: does not depend on anything written before. A backend that takes nothing more because a sync failed
+    /// carries the request out all the same: what it lost stays lost, and this request's own data is durable when a
+    /// flush with this flag ends well.
+    pub const AFTER_LOSS: Flags = Flags(32);
 
     /// Both sets together.
     #[must_use]

@@ -105,4 +105,8 @@ impl Disks for Below {
     fn flush(&mut self, device: usize) -> io::Result<()> {
         self.disk(device)?.flush()
     }
+
+    fn record(&mut self, device: usize, at: Bytes, from: &[u8]) -> io::Result<()> {
+        self.disk(device)?.record(at.0, from)
+    }
 }

@@ -56,7 +56,8 @@ pub(super) struct Slot {
     /// The window, in bytes of the device, and how much of it is done.
     pub(super) window: (u64, u64),
     pub(super) window_done: u64,
-    /// A durable write ended with ENOSPC: a sync through `error_file` decides whether the kernel lost data.
+    /// A sync through `error_file` decides whether the kernel lost data: a durable write ended with ENOSPC, or a flush
+    /// is for what was written after data was lost.
     checks_errors: bool,
     /// It is the only request that writes to the head.
     pub(super) claimed_head: bool,
@@ -377,6 +378,17 @@ impl FileNode {
         self.sync(io, cx)
     }
 
+    /// Flush although a sync has failed. Only for a request that says that all it needs was written since.
+    #[cold]
+    fn flush_after_loss<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
+        if !req.flags.has(Flags::AFTER_LOSS) {
+            return Verdict::Up(Status::IoError);
+        }
+        // A durable write under way on `file` could take the report of another loss.
+        self.slot(io).checks_errors = true;
+        self.flush(io, cx)
+    }
+
     /// Sync, unless another request's sync has done it or is under way.
     fn sync<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
         let Slot { promise, checks_errors, .. } = *self.slot(io);
@@ -407,9 +419,17 @@ impl FileNode {
         Verdict::Held
     }
 
-    /// The sync through `error_file` is over: a durable write ended with ENOSPC, and this tells why.
-    fn errors_checked<R: Ring>(&mut self, io: Cookie, result: i64, cx: &mut Cx<'_, R>) -> Verdict {
+    /// The sync through `error_file` is over. If a durable write ended with ENOSPC, this tells why.
+    fn errors_checked<R: Ring>(
+        &mut self,
+        io: Cookie,
+        req: &Request,
+        result: i64,
+        cx: &mut Cx<'_, R>,
+    ) -> Verdict {
         match i32::try_from(-result).unwrap_or(libc::EIO) {
+            // Everything written since `error_file` reported the loss is stored.
+            0 if req.flags.has(Flags::AFTER_LOSS) => Verdict::Up(Status::Ok),
             // Nothing was lost: it was the write itself that found no room.
             0 if !self.shared.flush_failed() => Verdict::Up(Status::NoSpace),
             0 => Verdict::Up(Status::IoError),
@@ -463,7 +483,8 @@ impl FileNode {
     /// Whether it may begin: a request that changes blocks in place must not meet one that rewrites them.
     fn enter(&mut self, io: Cookie, req: &Request) -> Result<(), Verdict> {
         let facts = &self.shared.facts;
-        if facts.read_only || self.shared.flush_failed() {
+        let is_failed = self.shared.flush_failed() && !req.flags.has(Flags::AFTER_LOSS);
+        if facts.read_only || is_failed {
             return Err(Verdict::Up(Status::IoError));
         }
         if facts.direct.is_some() {
@@ -533,7 +554,7 @@ impl<R: Ring> Node<R> for FileNode {
             _ if writes && req.offset.0 < u64::from(self.shared.facts.head) => self.protect(io, req, cx),
             (_, Op::Read | Op::Write) => self.transfer(io, req, cx),
             (_, Op::Discard | Op::WriteZeroes) => self.clear(io, req, cx),
-            (_, Op::Flush) if self.shared.flush_failed() => Verdict::Up(Status::IoError),
+            (_, Op::Flush) if self.shared.flush_failed() => self.flush_after_loss(io, req, cx),
             (_, Op::Flush) => self.flush(io, cx),
             (_, Op::Prefetch) => self.prefetch(io, req, cx),
             (_, Op::Extents) => self.extents(req, cx),
@@ -554,7 +575,10 @@ impl<R: Ring> Node<R> for FileNode {
             Phase::Allocate(mode) => self.cleared(io, req, mode, result, cx),
             Phase::Sync => {
                 let checks = self.slot(io).checks_errors;
-                let verdict = if checks { self.errors_checked(io, result, cx) } else { self.synced(result) };
+                let verdict = match checks {
+                    true => self.errors_checked(io, req, result, cx),
+                    false => self.synced(result),
+                };
                 match result {
                     0 => self.shared.syncs.end(),
                     // Nobody else is served by what was cancelled, interrupted or failed.
@@ -563,7 +587,7 @@ impl<R: Ring> Node<R> for FileNode {
                 verdict
             }
             Phase::AwaitSync if result < 0 && self.slot(io).checks_errors => {
-                self.errors_checked(io, result, cx)
+                self.errors_checked(io, req, result, cx)
             }
             Phase::AwaitSync if result < 0 => Verdict::Up(Status::IoError),
             Phase::AwaitSync => self.sync(io, cx),

@@ -6,7 +6,7 @@
 
 use super::{Held, Mounted, Tree};
 use crate::device::DeviceError;
-use block::{Bytes, Data, Op, Request, Segment, Status};
+use block::{Bytes, Data, Flags, Op, Request, Segment, Status};
 use queue::{Owner, Queue, QueueConfig, QueueId, Ring};
 use ring::{Choice, Event, KernelRing, RingConfig, Wait};
 use std::io;
@@ -73,6 +73,17 @@ impl Scratch {
         Ok(())
     }
 
+    /// Write and flush, also where nothing else is taken because a sync failed ([`Flags::AFTER_LOSS`]).
+    pub(crate) fn record(&mut self, offset: u64, from: &[u8]) -> io::Result<()> {
+        for (index, piece) in from.chunks(PIECE_LEN).enumerate() {
+            let memory = self.memory.slice(0, piece.len() as u32);
+            self.ring.bytes_mut(memory).copy_from_slice(piece);
+            let at = offset + (index * PIECE_LEN) as u64;
+            self.run_with(Flags::AFTER_LOSS, Op::Write, at, piece.len() as u64, memory)?;
+        }
+        self.run_with(Flags::AFTER_LOSS, Op::Flush, 0, 0, Segment::EMPTY)
+    }
+
     /// Let a range read as zeroes.
     pub(crate) fn write_zeroes(&mut self, offset: u64, len: u64) -> io::Result<()> {
         self.run(Op::WriteZeroes, offset, len, Segment::EMPTY)
@@ -85,8 +96,12 @@ impl Scratch {
 
     /// Do one request, to its end.
     fn run(&mut self, op: Op, offset: u64, len: u64, memory: Segment) -> io::Result<()> {
+        self.run_with(Flags::NONE, op, offset, len, memory)
+    }
+
+    fn run_with(&mut self, flags: Flags, op: Op, offset: u64, len: u64, memory: Segment) -> io::Result<()> {
         let mut req = Request::new(op, Bytes(offset), Bytes(len));
-        req.data = Data::One(memory);
+        (req.data, req.flags) = (Data::One(memory), flags);
         let tag = self.queue.tag().ok_or_else(|| io::Error::other("a request is under way"))?;
         self.ring.look_at_clock();
         self.queue.submit(tag, Owner(0), req, &mut self.ring);

@@ -32,4 +32,14 @@ pub trait Disks {
     /// # Errors
     /// What the device answered.
     fn flush(&mut self, device: usize) -> io::Result<()>;
+
+    /// Write and put that onto stable storage, also on a device that takes nothing more because a sync failed
+    /// ([`Flags::AFTER_LOSS`](block::Flags::AFTER_LOSS)). By default for devices that know no such state.
+    ///
+    /// # Errors
+    /// What the device answered.
+    fn record(&mut self, device: usize, at: Bytes, from: &[u8]) -> io::Result<()> {
+        self.write(device, at, from)?;
+        self.flush(device)
+    }
 }

@@ -137,3 +137,28 @@ fn a_file_that_cannot_be_opened_twice_is_written_and_then_synced() {
     assert_eq!(disk.write(0, &[1; 512], Flags::FUA), Status::IoError);
     assert!(shared.flush_failed());
 }
+
+#[test]
+fn after_a_failed_sync_only_what_is_independent_of_it_is_taken() {
+    let (_dir, path) = image();
+    let direct = Some(Alignment { memory: 512, offset: 512 });
+    for facts in [buffered_facts(), Facts { direct, ..buffered_facts() }] {
+        let (shared, mut disk) = with_facts(&path, facts);
+        disk.ring.faults.push_back((is_sync, Fault::Errno(libc::EIO)));
+        assert_eq!(disk.bare(Op::Flush, 0, 0), Status::IoError);
+        assert_eq!(disk.write(0, &[1; 512], Flags::NONE), Status::IoError);
+        assert_eq!(disk.write(0, &[1; 512], Flags::FUA), Status::IoError);
+        disk.ring.asked.clear();
+        assert_eq!(disk.write(512, &[2; 512], Flags::AFTER_LOSS), Status::Ok);
+        disk.ring.faults.push_back((is_sync, Fault::Errno(libc::EIO)));
+        assert_eq!(
+            disk.with(Op::Flush, 0, 0, Flags::AFTER_LOSS),
+            Status::IoError,
+            "the loss is reported again"
+        );
+        assert_eq!(disk.with(Op::Flush, 0, 0, Flags::AFTER_LOSS), Status::Ok);
+        assert_eq!((asked(&disk, is_write), asked(&disk, is_sync)), (1, 2));
+        assert_eq!(disk.bare(Op::Flush, 0, 0), Status::IoError, "what was lost is not back");
+        assert!(shared.flush_failed());
+    }
+}
