@@ -83,6 +83,8 @@ pub(crate) struct Disk {
     pub(crate) content: Vec<u8>,
     failures: VecDeque<Status>,
     number: usize,
+    /// Sectors at which constructors of targets wrote, in order.
+    pub(crate) written: Vec<u64>,
 }
 
 type Shared = Rc<RefCell<Disk>>;
@@ -139,7 +141,12 @@ impl Devices for Cabinet {
             Some(same) => self.disks[same].clone(),
             None => {
                 let content = vec![0; DISK_LEN.0 as usize];
-                Rc::new(RefCell::new(Disk { content, failures: VecDeque::new(), number }))
+                Rc::new(RefCell::new(Disk {
+                    content,
+                    failures: VecDeque::new(),
+                    number,
+                    written: Vec::new(),
+                }))
             }
         };
         self.names.push(word.to_owned());
@@ -164,7 +171,9 @@ impl Devices for Cabinet {
 
     fn write(&mut self, device: usize, at: Bytes, from: &[u8]) -> io::Result<()> {
         let at = at.0 as usize;
-        self.disks[device].borrow_mut().content[at..at + from.len()].copy_from_slice(from);
+        let mut disk = self.disks[device].borrow_mut();
+        disk.content[at..at + from.len()].copy_from_slice(from);
+        disk.written.push(at as u64 >> 9);
         Ok(())
     }
 
@@ -310,6 +319,12 @@ impl Rig {
     /// The next requests to a disk end like this.
     pub(crate) fn fail(&mut self, disk: usize, status: Status) {
         self.disks[disk].borrow_mut().failures.push_back(status);
+    }
+
+    /// All requests to a disk fail, or none any more.
+    pub(crate) fn break_disk(&mut self, disk: usize, broken: bool) {
+        let failures = if broken { 1000 } else { 0 };
+        self.disks[disk].borrow_mut().failures = vec![Status::IoError; failures].into();
     }
 
     /// Submit, and leave it under way.

@@ -49,6 +49,8 @@ pub enum Breakage {
     PassedBy,
     /// The header of a snapshot that is lost does not say so.
     UnrecordedLoss,
+    /// The header of a snapshot that is lost counts as written although its disk has failed.
+    UnheededHeader,
     /// Regions are written before the log has their marks.
     ForgottenMark,
     /// Marks go before what was written is on stable storage.
@@ -83,11 +85,12 @@ impl Breakage {
     }
 
     /// Those of targets that keep state.
-    pub const OF_TARGETS: [Breakage; 9] = [
+    pub const OF_TARGETS: [Breakage; 10] = [
         Breakage::ForgottenCopy,
         Breakage::EarlyException,
         Breakage::PassedBy,
         Breakage::UnrecordedLoss,
+        Breakage::UnheededHeader,
         Breakage::ForgottenMark,
         Breakage::EarlyUnmark,
         Breakage::StaleLeg,

@@ -8,6 +8,9 @@
 //! one. A snapshot that a write passes by because that was not done says `Invalid`, as it does when it is full.
 
 mod copy;
+mod loss;
+#[cfg(test)]
+mod lost_tests;
 mod origin;
 mod registry;
 mod store;
@@ -19,9 +22,10 @@ pub(super) use origin::kind as origin_kind;
 use super::chore::{Chore, Disks};
 use super::{Area, Devices, Kind, Names, Place, Status, Target, TargetError, Words, number, stack};
 use crate::Layer;
-use block::{Abilities, Bytes, Cookie, LimitsError, Op, Profile, Request, Sectors};
+use block::{Abilities, Bytes, Cookie, Fact, LimitsError, Op, Profile, Request, Sectors};
 use copy::{Copier, Copy, Progress};
-use queue::{ChildKind, Cx, Nanos, Node, NodeId, Ring, Verdict};
+use loss::Loss;
+use queue::{ChildKind, Cx, Node, NodeId, Ring, Verdict};
 use registry::{Lease, Member};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -55,26 +59,6 @@ struct Snapshot {
     lease: Lease,
     loss: Arc<Loss>,
 }
-
-/// Writes to the header of a snapshot that is lost that it is. Its origin's writes wait for that.
-struct Loss(Arc<Store>);
-
-impl Chore for Loss {
-    fn is_due(&self, _: Nanos) -> bool {
-        self.0.is_settling()
-    }
-
-    fn step(&self, _: Nanos, disks: &mut dyn Disks) {
-        let mut bytes = vec![0; self.0.chunk.bytes().0 as usize];
-        bytes[..16].copy_from_slice(&Header { valid: false, chunk: self.0.chunk }.encode());
-        // On a device that does not take it, it stays what it was: the origin does not wait for that for ever.
-        let _ = disks.write(COW, Bytes::ZERO, &bytes).and_then(|()| disks.flush(COW));
-        self.0.recorded();
-    }
-}
-
-/// The second device of a line.
-const COW: usize = 1;
 
 fn features(words: &[&str]) -> Result<Features, TargetError> {
     let mut features = Features::default();
@@ -170,7 +154,7 @@ fn make<R: Ring>(
     if !chunk_fits(store.chunk, [&profiles[0], &profiles[1]]) {
         return Err(no_store);
     }
-    let loss = Arc::new(Loss(store.clone()));
+    let loss = Arc::new(Loss::new(store.clone(), cow_word));
     Ok(Arc::new(Snapshot { len: place.len, cow_len, features, store, lease, loss }))
 }
 
@@ -226,29 +210,54 @@ fn open(
             devices.write(cow, Bytes::ZERO, &area).map_err(io)?;
             devices.flush(cow).map_err(io)?;
         }
-        Some(Header { valid: false, .. }) => {
-            store.invalidate();
-            store.recorded();
-        }
-        Some(_) => {
-            // A process that was killed may have left exceptions that are written, and not on stable storage: its origin
-            // would be written now, and after a power cut nothing would say that there is a copy.
+        Some(header) => {
+            let last = if header.valid { read_areas(&store, cow, devices, &failed)? } else { None };
+            if !profiles[1].read_only {
+                // A process that was killed may have left header and exceptions that are written, and not on stable
+                // storage: writes of the origin would rely on them, and after a power cut they would be gone. What a sync
+                // has failed to store reads back, and no further sync stores it unless it is written again.
+                devices.write(cow, Bytes::ZERO, &first).map_err(io)?;
+                if let Some(at) = last {
+                    devices.read(cow, at, &mut area).map_err(io)?;
+                    devices.write(cow, at, &area).map_err(io)?;
+                }
+            }
             devices.flush(cow).map_err(io)?;
-            let mut number = 0;
-            loop {
-                let at = store.area_at(number);
-                if at.0 + area.len() as u64 > profiles[1].size.0 {
-                    break;
-                }
-                devices.read(cow, at, &mut area).map_err(io)?;
-                if !store.take_area(&area).map_err(|()| failed())? {
-                    break;
-                }
-                number += 1;
+            if !header.valid {
+                store.invalidate();
+                store.recorded();
             }
         }
     }
     Ok(store)
+}
+
+/// Reads the exceptions of a store. Returns where the last area lies that has some: those before it were durable before it
+/// was written.
+fn read_areas(
+    store: &Store,
+    cow: usize,
+    devices: &mut dyn Devices,
+    failed: &dyn Fn() -> TargetError,
+) -> Result<Option<Bytes>, TargetError> {
+    let size = devices.profile(cow).size;
+    let mut area = vec![0; store.chunk.bytes().0 as usize];
+    let mut last = None;
+    for number in 0.. {
+        let at = store.area_at(number);
+        if at.0 + area.len() as u64 > size.0 {
+            break;
+        }
+        devices.read(cow, at, &mut area).map_err(|_| failed().with_errno(libc::EIO))?;
+        let is_full = store.take_area(&area).map_err(|()| failed())?;
+        if store.has_exceptions(&area) {
+            last = Some(at);
+        }
+        if !is_full {
+            break;
+        }
+    }
+    Ok(last)
 }
 
 impl Snapshot {
@@ -284,6 +293,10 @@ impl<R: Ring> Layer<R> for Snapshot {
 
     fn spares(&self, depth: u16) -> u16 {
         depth.max(2)
+    }
+
+    fn describe(&self) -> Vec<Fact> {
+        self.loss.describe()
     }
 
     fn node(&self, _: &Profile, below: &[NodeId]) -> Box<dyn Node<R>> {
@@ -342,6 +355,10 @@ impl<R: Ring> Target<R> for Snapshot {
         self.store.set_cow_len(self.cow_len);
         self.lease.activate();
         Ok(())
+    }
+
+    fn notices(&self) -> Vec<String> {
+        self.loss.notices()
     }
 
     fn chore(&self) -> Option<Arc<dyn Chore>> {
@@ -462,6 +479,9 @@ impl<R: Ring> Node<R> for SnapshotNode {
     fn end_io(&mut self, io: Cookie, req: &mut Request, status: block::Status, _: &mut Cx<'_, R>) -> Verdict {
         let slot = &mut self.slots[io.tag.index()];
         (req.offset, req.op) = (slot.offset, slot.op);
+        if !status.is_ok() {
+            self.copier.store.ended_badly(req, status);
+        }
         let Some(chunk) = slot.reads.take() else { return Verdict::Up(status) };
         self.copier.store.read_ends(chunk);
         // Nobody waited for the read to write the origin, if the snapshot was lost meanwhile.

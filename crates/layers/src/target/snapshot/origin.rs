@@ -5,14 +5,14 @@ use super::copy::{Copier, Copy, Progress};
 use super::registry::{self, Group, Member};
 use super::store::{Found, Store};
 use crate::Layer;
-use block::{Cookie, LimitsError, Profile, Request, Sectors, Status as End};
+use block::{Cookie, Fact, LimitsError, Profile, Request, Sectors, Status as End};
 use queue::{Cx, Node, NodeId, Ring, Verdict};
 use std::sync::Arc;
 
 /// How long a write waits for reads of a snapshot that are at the origin, before it looks again.
 const LOOK_NS: u64 = 50_000;
 /// The same while the header of a snapshot that is lost is written.
-const SETTLE_NS: u64 = 1_000_000;
+const SETTLE_NS: u64 = 10_000_000;
 
 pub(in super::super) fn kind<R: Ring>() -> Kind<R> {
     Kind::new("snapshot-origin", [1, 9, 0], make)
@@ -66,6 +66,19 @@ impl<R: Ring> Layer<R> for Origin {
 
     fn looks_at_data(&self) -> bool {
         false
+    }
+
+    fn describe(&self) -> Vec<Fact> {
+        let (members, _) = self.group.members();
+        let stuck = members.iter().filter(|member| member.store.is_stuck());
+        let fact = |member: &Arc<Member>| {
+            let text = format!(
+                "fail where the lost snapshot on {} would need a copy, as its header cannot be written",
+                member.cow
+            );
+            ("writes", text)
+        };
+        stuck.map(fact).collect()
     }
 
     fn node(&self, _: &Profile, below: &[NodeId]) -> Box<dyn Node<R>> {
@@ -141,6 +154,9 @@ impl OriginNode {
     /// Copy for one snapshot after the other, then write.
     fn go_on<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
         self.passed.retain(|store| store.is_settling());
+        if self.passed.iter().any(|store| store.is_stuck()) {
+            return Verdict::Up(End::IoError);
+        }
         if !self.passed.is_empty() {
             cx.timer(io, cx.now().after(SETTLE_NS));
             return Verdict::Held;
@@ -157,9 +173,12 @@ impl OriginNode {
                     Progress::Done | Progress::Failed(_) => {}
                 }
             }
+            let is_copied = || matches!(store.find(chunk), Found::Copied(_));
             let waits = match store.is_valid() {
                 true if covered && store.is_read(chunk) => Some(LOOK_NS),
-                false if covered && store.is_settling() => Some(SETTLE_NS),
+                // A chunk with an exception on disk may change: the snapshot is right without the header, too.
+                false if covered && !is_copied() && store.is_stuck() => return Verdict::Up(End::IoError),
+                false if covered && !is_copied() && store.is_settling() => Some(SETTLE_NS),
                 _ => None,
             };
             if let Some(nanos) = waits {

@@ -15,7 +15,7 @@
 //!
 //! *Invariant:* who claimed a chunk lets go of it, by an exception or by making the snapshot invalid.
 
-use block::{Bytes, Sectors};
+use block::{Bytes, Flags, Op, Request, Sectors, Status};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
@@ -71,8 +71,10 @@ pub(super) struct Store {
     meta: Mutex<Meta>,
     readers: Box<[AtomicU32]>,
     valid: AtomicBool,
-    /// Once it is not valid: its header says so, or there is none, or it could not be written.
+    /// Once it is not valid: its header says so, or there is none.
     recorded: AtomicBool,
+    /// The header could not be written for so long that writes of the origin do not wait for it any more, but fail.
+    stuck: AtomicBool,
     /// A table that has it is in use.
     active: AtomicBool,
     overflowed: AtomicBool,
@@ -151,6 +153,7 @@ impl Store {
             readers: (0..BUCKETS).map(|_| AtomicU32::new(0)).collect(),
             valid: AtomicBool::new(true),
             recorded: AtomicBool::new(!persistent),
+            stuck: AtomicBool::new(false),
             active: AtomicBool::new(false),
             overflowed: AtomicBool::new(false),
             events: AtomicU32::new(0),
@@ -193,12 +196,27 @@ impl Store {
 
     /// It is not valid, and its header does not say so yet: until then no write may pass it by.
     pub(super) fn is_settling(&self) -> bool {
-        !self.is_valid() && !self.recorded.load(Acquire) && self.is_active()
+        !self.is_valid() && !self.is_recorded() && self.is_active()
     }
 
-    /// Its header says what it is, as far as that can be written.
+    /// Its header says that it is not valid.
     pub(super) fn recorded(&self) {
         self.recorded.store(true, Release);
+    }
+
+    /// Whether the header of a store that is not valid says so, or it has none.
+    pub(super) fn is_recorded(&self) -> bool {
+        self.recorded.load(Acquire)
+    }
+
+    /// Writes that would have to wait for its header fail from now on, until that is written.
+    pub(super) fn stick(&self) {
+        self.stuck.store(true, Release);
+    }
+
+    /// Whether a write that would make it wrong fails now.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.stuck.load(Acquire) && self.is_settling()
     }
 
     /// The next data chunk is never one of an area.
@@ -232,6 +250,11 @@ impl Store {
         meta.current += 1;
         self.skip_area(&mut meta);
         Ok(true)
+    }
+
+    /// Whether an area has exceptions: the first pair has a new chunk.
+    pub(super) fn has_exceptions(&self, area: &[u8]) -> bool {
+        area[8..PAIR as usize].iter().any(|&byte| byte != 0)
     }
 
     /// The cell of a chunk; `None`: it lies beyond the origin.
@@ -293,10 +316,11 @@ impl Store {
         }
     }
 
-    /// Put what is ready into the area, as much as fits, and write it. `None`: somebody else does, or nothing is ready.
+    /// Put what is ready into the area, as much as fits, and write it. `None`: somebody else does, nothing is ready, or the
+    /// store is lost.
     pub(super) fn begin_commit(&self) -> Option<AreaWrite> {
         let mut meta = self.lock();
-        if meta.busy || meta.ready.is_empty() {
+        if meta.busy || meta.ready.is_empty() || !self.is_valid() {
             return None;
         }
         while meta.committed < self.pairs {
@@ -352,8 +376,9 @@ impl Store {
         self.unclaim(old);
     }
 
-    /// It could not be written.
+    /// The area could not be written: the store is lost, before anyone else writes the area with what it has now.
     pub(super) fn fail_commit(&self) {
+        self.invalidate();
         let mut meta = self.lock();
         meta.busy = false;
         meta.writing.clear();
@@ -364,6 +389,23 @@ impl Store {
     pub(super) fn invalidate(&self) {
         if self.valid.swap(false, AcqRel) {
             self.events.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// A client's request has failed. One that was to make data durable may have lost data of copies that are not named by
+    /// an area yet, and a later sync would not say so: no area is written after it.
+    #[cold]
+    pub(super) fn ended_badly(&self, req: &Request, status: Status) {
+        let syncs = req.op == Op::Flush || req.op.is_write() && req.flags.has(Flags::FUA);
+        let is_harmless = match status {
+            Status::Requeue | Status::Again | Status::Resource | Status::DeviceResource => true,
+            // A write that found no room has lost nothing; a sync may have.
+            Status::NoSpace => req.op != Op::Flush,
+            Status::NotSupported | Status::Invalid | Status::NotPermitted => true,
+            _ => false,
+        };
+        if syncs && !is_harmless && self.keeping != Keeping::Transient {
+            self.invalidate();
         }
     }
 
@@ -482,6 +524,22 @@ mod tests {
         assert_eq!(again.take_area(&[0; 512]), Ok(false));
         assert_eq!(again.allocate(), Some(35));
         assert_eq!(store.begin_commit().unwrap().at, Sectors(34).bytes());
+    }
+
+    #[test]
+    fn no_area_is_written_after_one_that_failed() {
+        let store = store();
+        let copy = |old| {
+            assert!(store.claim(old));
+            let new = store.allocate().unwrap();
+            store.copied(old, new);
+        };
+        copy(7);
+        assert!(store.begin_commit().is_some());
+        store.fail_commit();
+        copy(8);
+        assert!(store.begin_commit().is_none(), "the area names chunk 7, which may not be on disk");
+        assert!(!store.is_valid());
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use super::machine::{Machine, Made};
 use crate::simulation::breakage::{Breakage, RECORD_AT};
 use crate::simulation::parts::Builder;
-use block::{Bytes, Data, Op, Profile, Request};
+use block::{Bytes, Data, Flags, Op, Profile, Request};
 use layers::target::chore::Disks;
 use layers::target::{Devices, LookupError};
 use queue::{Owner, Queue, QueueConfig, Ring as _, Stack};
@@ -16,7 +16,14 @@ const CUT_ONE_IN: u64 = 400;
 
 impl Machine {
     /// The control plane asks something of a disk, and waits while the machine goes on.
-    pub(super) fn ask(&mut self, disk: usize, op: Op, at: Bytes, bytes: &mut [u8]) -> io::Result<()> {
+    pub(super) fn ask(
+        &mut self,
+        disk: usize,
+        flags: Flags,
+        op: Op,
+        at: Bytes,
+        bytes: &mut [u8],
+    ) -> io::Result<()> {
         if self.is_cut || self.wrong.is_some() {
             return Err(io::Error::other("the power is gone"));
         }
@@ -31,6 +38,7 @@ impl Machine {
             std::iter::repeat_with(|| self.ring.allocate(bytes.len() as u32)).flatten().next().expect("some")
         });
         let mut req = Request::new(op, at, Bytes(bytes.len() as u64));
+        req.flags = flags;
         if let Some(memory) = memory {
             req.data = Data::One(memory);
             if op == Op::Write {
@@ -92,15 +100,15 @@ impl Devices for Opening<'_> {
     }
 
     fn read(&mut self, device: usize, at: Bytes, into: &mut [u8]) -> io::Result<()> {
-        self.machine.ask(self.opened[device].0, Op::Read, at, into)
+        self.machine.ask(self.opened[device].0, Flags::NONE, Op::Read, at, into)
     }
 
     fn write(&mut self, device: usize, at: Bytes, from: &[u8]) -> io::Result<()> {
-        self.machine.ask(self.opened[device].0, Op::Write, at, &mut from.to_vec())
+        self.machine.ask(self.opened[device].0, Flags::NONE, Op::Write, at, &mut from.to_vec())
     }
 
     fn flush(&mut self, device: usize) -> io::Result<()> {
-        self.machine.ask(self.opened[device].0, Op::Flush, Bytes::ZERO, &mut [])
+        self.machine.ask(self.opened[device].0, Flags::NONE, Op::Flush, Bytes::ZERO, &mut [])
     }
 }
 
@@ -118,7 +126,7 @@ impl<'a> Below<'a> {
         Below { machine, disks: made.disks.clone(), has_log: made.has_log(), failed: false }
     }
 
-    fn ask(&mut self, device: usize, op: Op, at: Bytes, bytes: &mut [u8]) -> io::Result<()> {
+    fn ask(&mut self, device: usize, flags: Flags, op: Op, at: Bytes, bytes: &mut [u8]) -> io::Result<()> {
         let breakage = self.machine.breakage;
         let is_leg = !self.has_log || device > 0;
         let is_forgotten = match op {
@@ -136,22 +144,31 @@ impl<'a> Below<'a> {
         if breakage == Some(Breakage::ForgottenRecord) && op == Op::Write && !is_leg {
             bytes[RECORD_AT].fill(0);
         }
-        let result = self.machine.ask(self.disks[device], op, at, bytes);
+        let result = self.machine.ask(self.disks[device], flags, op, at, bytes);
         self.failed |= result.is_err() && !self.machine.is_cut;
+        if breakage == Some(Breakage::UnheededHeader) && flags.has(Flags::AFTER_LOSS) && !self.machine.is_cut
+        {
+            return Ok(());
+        }
         result
     }
 }
 
 impl Disks for Below<'_> {
     fn read(&mut self, device: usize, at: Bytes, into: &mut [u8]) -> io::Result<()> {
-        self.ask(device, Op::Read, at, into)
+        self.ask(device, Flags::NONE, Op::Read, at, into)
     }
 
     fn write(&mut self, device: usize, at: Bytes, from: &[u8]) -> io::Result<()> {
-        self.ask(device, Op::Write, at, &mut from.to_vec())
+        self.ask(device, Flags::NONE, Op::Write, at, &mut from.to_vec())
     }
 
     fn flush(&mut self, device: usize) -> io::Result<()> {
-        self.ask(device, Op::Flush, Bytes::ZERO, &mut [])
+        self.ask(device, Flags::NONE, Op::Flush, Bytes::ZERO, &mut [])
+    }
+
+    fn record(&mut self, device: usize, at: Bytes, from: &[u8]) -> io::Result<()> {
+        self.ask(device, Flags::AFTER_LOSS, Op::Write, at, &mut from.to_vec())?;
+        self.ask(device, Flags::AFTER_LOSS, Op::Flush, Bytes::ZERO, &mut [])
     }
 }

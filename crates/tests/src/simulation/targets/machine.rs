@@ -71,8 +71,6 @@ pub(super) struct Show {
     pub(super) last_words: String,
     /// Its clients have no two writes of one sector under way: which one is the last is then not for them to say.
     pub(super) is_orderly: bool,
-    /// Something that its chores asked of a disk failed.
-    pub(super) chore_failed: bool,
     ids: Vec<QueueId>,
     /// By queue and tag.
     flying: Vec<Vec<Option<Flying>>>,
@@ -248,7 +246,6 @@ impl Machine {
             manners,
             last_words: String::new(),
             is_orderly: false,
-            chore_failed: false,
             ids: Vec::new(),
             flying,
             frozen: false,
@@ -277,7 +274,7 @@ impl Machine {
         let row = Row { place, max_io_len: target.max_io_len(), spreads: target.spreads() };
         let profiles: Vec<Profile> = disks.iter().map(|&disk| self.profile(disk)).collect();
         let profile = Layer::profile(&**target, &profiles).expect("limits that fit");
-        let is_origin = Layer::<SimRing>::name(&**target) == "snapshot-origin";
+        let is_origin = made.is_origin();
         let depth = self.setup.depth;
         let mut first = 0;
         if !TableLayer::is_needless(&[row]) {
@@ -510,7 +507,12 @@ impl Machine {
                 let mut below = Below::new(self, &made);
                 chore.step(now, &mut below);
                 let failed = below.failed;
-                self.shows[number].chore_failed |= failed;
+                if failed {
+                    // The header of a snapshot that is lost may not be written: its origin may fail writes then.
+                    self.shows.iter_mut().filter(|show| show.made.is_origin()).for_each(|show| {
+                        show.manners.can_fail = true;
+                    });
+                }
                 self.check()?;
             }
         }
@@ -639,6 +641,10 @@ impl Machine {
 }
 
 impl Made {
+    fn is_origin(&self) -> bool {
+        Layer::<SimRing>::name(&*self.target) == "snapshot-origin"
+    }
+
     /// Its first device is a mirror's log.
     pub(super) fn has_log(&self) -> bool {
         let mut names = Names::default();

@@ -2,9 +2,10 @@
 //! it was made and what was written to it since, and the origin goes on whatever becomes of a store.
 //!
 //! Stores begin with what an older one left on them. A store that is lost has to say so after the power was gone, or be
-//! right after all; only where its header could not be written nothing is promised.
+//! right after all, also where its header could not be written: the origin fails writes then.
 
 use super::machine::{Machine, Outcomes, Swap};
+use crate::simulation::breakage::Breakage;
 use crate::simulation::{Outcome, Scenario};
 use block::{Bytes, Sectors};
 use sim::{Faults, Model, Rng, SECTOR_LEN, Tracer};
@@ -54,7 +55,11 @@ impl Plan {
                 len: Sectors(len * chunk + rng.below(chunk)),
             });
         }
-        Plan { sectors, stores, troubled: !breaks && rng.chance(400) }
+        let troubled = match scenario.breakage {
+            None => rng.chance(400),
+            Some(breakage) => breakage == Breakage::UnheededHeader,
+        };
+        Plan { sectors, stores, troubled }
     }
 
     pub(super) fn describe(&self) -> String {
@@ -79,8 +84,6 @@ pub(super) struct World {
 struct Before {
     store: usize,
     status: String,
-    /// Its header could not be written.
-    excused: bool,
     model: Model,
 }
 
@@ -255,10 +258,12 @@ impl World {
 
     /// A disk has troubles until the machine is started anew.
     fn trouble(&mut self) {
-        let disk = self.machine.rng.below(self.plan.stores.len() as u64 + 1) as usize;
+        let fails_stores = self.machine.breakage == Some(Breakage::UnheededHeader);
         let rng = &mut self.machine.rng;
+        let disk = rng.between(fails_stores.into(), self.plan.stores.len() as u64) as usize;
         let faults = Faults {
-            io_error: *rng.pick(&[0, 50, 300]),
+            // 1000: nothing gets through, so not even the header of a store that is lost.
+            io_error: if fails_stores { 1000 } else { *rng.pick(&[0, 50, 300, 1000]) },
             again: *rng.pick(&[0, 100]),
             no_space: *rng.pick(&[0, 100]),
             sync_error: *rng.pick(&[0, 0, 300]),
@@ -278,10 +283,10 @@ impl World {
         let power = power || self.machine.ring.has_failed_disk();
         let (mut origin, mut snapshots) = (None, Vec::new());
         for show in self.machine.go_down(power) {
-            let (status, excused) = (show.status(), show.chore_failed);
+            let status = show.status();
             match show.role {
                 ORIGIN => origin = Some(show.model),
-                role => snapshots.push(Before { store: role - 1, status, excused, model: show.model }),
+                role => snapshots.push(Before { store: role - 1, status, model: show.model }),
             }
         }
         self.machine.load = 0;
@@ -300,19 +305,13 @@ impl World {
     }
 
     fn come_back(&mut self, before: Before) -> Outcomes {
-        let Before { store, status, excused, model } = before;
+        let Before { store, status, model } = before;
         if self.plan.stores[store].keeping == "N" {
             return Ok(());
         }
         let words = self.words(store);
-        let made = match self.machine.make("snapshot", &words, self.plan.sectors) {
-            Ok(made) => made,
-            Err(_) if excused => return Ok(()),
-            Err(why) => return Err(format!("snapshot {words}, which said {status}: {why}")),
-        };
-        if excused && status == "Invalid" {
-            return Ok(());
-        }
+        let made = self.machine.make("snapshot", &words, self.plan.sectors);
+        let made = made.map_err(|why| format!("snapshot {words}, which said {status}: {why}"))?;
         let shown = self.machine.show(store + 1, made, model);
         let number = shown.map_err(|why| format!("snapshot {words}: {why}"))?;
         self.machine.shows[number].manners.can_refuse = true;
