@@ -54,7 +54,7 @@ fn one(round: &Round<'_>, tally: &mut Tally) -> Result<(), String> {
         };
         let files = recording.crash(at, &mut rng);
         let dir = scratch.path().join(format!("s{}", batch.len()));
-        write_state(&dir, &files, Some(&mut rng)).map_err(|why| why.to_string())?;
+        write_state(&dir, &files).map_err(|why| why.to_string())?;
         batch.push(State { number, at, dir });
         if batch.len() == BATCH || number + 1 == states {
             verifier.verify(scratch.path(), &batch, &mut rng, tally);
@@ -162,22 +162,11 @@ struct State {
     dir: PathBuf,
 }
 
-/// Writes a state's files, holes as holes. With `rng` as after a boot: an overlay says under which boot of the kernel it was
-/// written, and a power cut is followed by another.
-pub(crate) fn write_state(
-    dir: &Path,
-    files: &BTreeMap<OsString, Vec<u8>>,
-    mut rng: Option<&mut Rng>,
-) -> std::io::Result<()> {
+/// Writes a state's files, holes as holes.
+pub(crate) fn write_state(dir: &Path, files: &BTreeMap<OsString, Vec<u8>>) -> std::io::Result<()> {
     use std::os::unix::fs::FileExt;
     std::fs::create_dir_all(dir)?;
     for (name, content) in files {
-        let mut content = std::borrow::Cow::Borrowed(content);
-        if name.to_string_lossy().ends_with(".cow")
-            && let Some(rng) = rng.as_deref_mut()
-        {
-            another_boot(content.to_mut(), rng);
-        }
         let file = std::fs::File::create(dir.join(name))?;
         file.set_len(content.len() as u64)?;
         for (index, page) in content.chunks(4096).enumerate() {
@@ -187,24 +176,6 @@ pub(crate) fn write_state(
         }
     }
     Ok(())
-}
-
-/// Puts another boot id into both headers of an overlay, where they are sound (docs/cow.md has the format).
-fn another_boot(content: &mut [u8], rng: &mut Rng) {
-    for from in [0, 4096] {
-        let Some(header) = content.get_mut(from..from + 128) else { return };
-        let sum = u32::from_le_bytes(header[124..128].try_into().unwrap_or_default());
-        if &header[..8] == b"BLKYDCOW" && crc32(&header[..124]) == sum {
-            header[104..112].copy_from_slice(&rng.word().to_le_bytes());
-            let sum = crc32(&header[..124]);
-            header[124..128].copy_from_slice(&sum.to_le_bytes());
-        }
-    }
-}
-
-fn crc32(bytes: &[u8]) -> u32 {
-    let step = |sum: u32| if sum & 1 == 1 { sum >> 1 ^ 0xedb8_8320 } else { sum >> 1 };
-    !bytes.iter().fold(!0, |sum, byte| (0..8).fold(sum ^ u32::from(*byte), |sum, _| step(sum)))
 }
 
 struct Verifier<'a> {

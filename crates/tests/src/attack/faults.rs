@@ -196,8 +196,7 @@ impl Scene<'_> {
         self.recorder.unmount();
         let dir = self.recorder.path();
         for (files, promise, what) in [killed, cut] {
-            let rebooted = (promise == Promise::Flushed).then_some(&mut *rng);
-            super::cuts::write_state(dir, &files, rebooted).map_err(|why| why.to_string())?;
+            super::cuts::write_state(dir, &files).map_err(|why| why.to_string())?;
             match self.serve(dir) {
                 Ok(mut daemon) => {
                     self.read(at, promise, &format!("{fired:?}, {what}"), tally);
