@@ -696,7 +696,8 @@ impl Host {
             _ => {}
         };
         let mut devices = self.devices();
-        // What stands on others goes before them.
+        // What stands on others goes before them. All are kept to the end: an origin that is in use for longer than its snapshots
+        // copies for them until it goes, too.
         let all = devices.clone();
         devices.sort_by_cached_key(|device| std::cmp::Reverse(devices_below(&all, device)));
         for device in devices {

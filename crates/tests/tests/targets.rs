@@ -1,11 +1,14 @@
 //! Every target with the real binary: what a client writes and reads, what lies on the devices below, what status, table and
 //! messages say.
 
+use blockyard_tests::disk::missing_loop;
 use blockyard_tests::peer::Peer;
 use blockyard_tests::remote::table_as;
 use blockyard_tests::server::{Sandbox, Server, noise};
 use blockyard_tests::tools::{PATIENCE, until};
 use proto::nbd::{CommandFlags, NbdError};
+use rustix::process::Signal;
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
@@ -207,6 +210,35 @@ fn a_snapshot_shows_what_its_origin_was_and_is_there_again() {
     let mut peer = connect(&server, "again");
     assert!(peer.read(0, 1 << 20).unwrap() == shown, "after the restart");
     assert_eq!(sandbox.run(&["table", "again"]).ok(), "0 2048 snapshot base.img cow.img P 16\n");
+    peer.disconnect();
+}
+
+#[test]
+fn an_origin_that_is_written_while_the_server_stops_is_copied_for_its_snapshot() {
+    if missing_loop() {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let before = std::fs::read(sandbox.noise("base.img", 1 << 20)).unwrap();
+    sandbox.image("cow.img", 4 * MIB);
+    let topology = "[device.snap]\ntable = \"0 2048 snapshot base.img cow.img P 16\"\n\
+                    [device.base]\ntable = \"0 2048 snapshot-origin base.img\"\n\
+                    [[export]]\ndevice = \"base\"\nfuse = \"base.raw\"\n";
+    let mut server = sandbox.up(topology, 1);
+    let base = std::fs::File::options().write(true).open(sandbox.path("base.raw")).expect("it opens");
+    server.signal(Signal::TERM);
+    server.said("base.raw is in use");
+    // The snapshot has no users: its device goes at once.
+    let gone = || (!sandbox.run(&["show", "snap"]).status.success()).then_some(());
+    until(PATIENCE, gone).expect("the device of the snapshot is removed");
+    base.write_all_at(&noise(7, 4096), 65536).expect("it is written");
+    base.sync_all().expect("it is stored");
+    drop(base);
+    assert!(server.wait().success());
+    assert_eq!(file(&sandbox, "base.img")[65536..69632], noise(7, 4096));
+    let server = table_as(&sandbox, "again", "0 2048 snapshot base.img cow.img P 16", &[]);
+    let mut peer = connect(&server, "again");
+    assert!(peer.read(0, 1 << 20).unwrap() == before, "the snapshot shows what the origin was");
     peer.disconnect();
 }
 
