@@ -1,5 +1,6 @@
 //! Requests that change what the device holds: writes, write zeroes, discards.
 
+use super::journal::NoRoom;
 use super::log::{After, BACK_LEN, STEP_LEN, records};
 use super::{Cow, Phase, Slot};
 use block::{Bytes, Cookie, Data, Flags, Op, Request, Segment, Status};
@@ -118,18 +119,12 @@ impl Cow {
         let last = run_end.div_ceil(self.chunk);
         let last = if self.covers(req, last - 1) { last } else { last - 1 };
         let last = last.min(chunk + (step / self.chunk).max(1));
-        let wanted = records(at, (last * self.chunk).min(self.size));
-        if let Err(why) = self.index.journal.admit(wanted) {
-            return Some(self.make_room(io, req, why, cx));
-        }
-        let claimed = self.index.claim(chunk..last);
+        let claimed = match self.claim(io, chunk..last) {
+            Ok(0) => return None,
+            Ok(claimed) => claimed,
+            Err(why) => return Some(self.make_room(io, req, why, cx)),
+        };
         let to = ((chunk + claimed) * self.chunk).min(end);
-        let admitted = if claimed > 0 { records(at, to) } else { 0 };
-        self.index.journal.give_back(wanted - admitted);
-        if claimed == 0 {
-            return None;
-        }
-        self.slot(io).admitted = admitted;
         if opaque {
             let Some(buffer) = cx.ring.allocate((to - at) as u32) else {
                 self.let_go(io, chunk..chunk + claimed);
@@ -148,17 +143,24 @@ impl Cow {
         chunk: u64,
         cx: &mut Cx<'_, R>,
     ) -> Option<Verdict> {
-        let start = chunk * self.chunk;
-        let count = records(start, (start + self.chunk).min(self.size));
-        if let Err(why) = self.index.journal.admit(count) {
-            return Some(self.make_room(io, req, why, cx));
+        match self.claim(io, chunk..chunk + 1) {
+            Ok(0) => None,
+            Ok(_) => Some(self.start_copy(io, req, chunk, cx)),
+            Err(why) => Some(self.make_room(io, req, why, cx)),
         }
-        if self.index.claim(chunk..chunk + 1) == 0 {
-            self.index.journal.give_back(count);
-            return None;
-        }
-        self.slot(io).admitted = count;
-        Some(self.start_copy(io, req, chunk, cx))
+    }
+
+    /// Claims the first of these chunks and those behind it that no other request has, with room in the journal for their
+    /// records. Returns how many.
+    fn claim(&mut self, io: Cookie, chunks: std::ops::Range<u64>) -> Result<u64, NoRoom> {
+        let records_to = |last: u64| records(chunks.start * self.chunk, (last * self.chunk).min(self.size));
+        let wanted = records_to(chunks.end);
+        self.index.journal.admit(wanted)?;
+        let claimed = self.index.claim(chunks.clone());
+        let admitted = if claimed > 0 { records_to(chunks.start + claimed) } else { 0 };
+        self.index.journal.give_back(wanted - admitted);
+        self.slot(io).admitted = admitted;
+        Ok(claimed)
     }
 
     /// Let go of chunks that do not come in, and of the room for their records.
