@@ -74,7 +74,8 @@ fn unaligned_direct_writes_sleep_while_they_wait_for_each_other() {
     let mut peers = [0, 1].map(|_| Peer::connect(&server.socket(), "disk"));
     let before = turns(&sandbox, "disk");
     let start = Instant::now();
-    // Four parts of one block, which is not the first: that is looked at before it is written. Through two threads: each reads the block and writes it back, which takes 400 ms.
+    // Four parts of one block, which is not the first: that is looked at before it is written. Through two threads: each
+    // reads the block and writes it back, which takes 400 ms.
     std::thread::scope(|scope| {
         for (number, peer) in peers.iter_mut().enumerate() {
             scope.spawn(move || {
