@@ -3,9 +3,10 @@
 //! Every loop of the control plane that connects again uses both: a peer that accepts and hangs up at once may cost neither a
 //! storm of connections nor a log that fills the disk.
 
+use crate::log_limit::LogLimit;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// The pause after the first failure. Each later one doubles it.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
@@ -25,65 +26,14 @@ pub(crate) fn pause_after(failures: u32) -> Duration {
     pause - (pause / 2).mul_f64(random as f64 / (1 << 24) as f64)
 }
 
-/// Limits the log to a few lines about one peer in 10 s, and reports how many lines it left out.
-#[derive(Clone)]
-pub(crate) struct LogLimit {
-    window: Arc<Mutex<Window>>,
-    length: Duration,
-}
-
-impl Default for LogLimit {
-    fn default() -> LogLimit {
-        LogLimit { window: Arc::default(), length: WINDOW }
-    }
-}
-
-#[derive(Default)]
-struct Window {
-    /// When it began; empty before the first line.
-    began: Option<Instant>,
-    lines: u32,
-    suppressed: u64,
-}
-
-impl LogLimit {
-    fn lock(&self) -> MutexGuard<'_, Window> {
-        self.window.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether a line may be logged now. Must be called on a tokio runtime: with the first line that may not, `report` is
-    /// scheduled for the end of the window, with how many were suppressed by then.
-    pub(crate) fn admits(&self, report: impl FnOnce(u64) + Send + 'static) -> bool {
-        let mut window = self.lock();
-        let now = Instant::now();
-        let began = match window.began {
-            Some(began) if now.duration_since(began) < self.length => began,
-            _ => {
-                (window.began, window.lines) = (Some(now), 0);
-                now
-            }
-        };
-        if window.lines < LINES_MAX {
-            window.lines += 1;
-            return true;
-        }
-        window.suppressed += 1;
-        if window.suppressed == 1 {
-            let limit = self.clone();
-            tokio::spawn(async move {
-                tokio::time::sleep_until((began + limit.length).into()).await;
-                let suppressed = std::mem::take(&mut limit.lock().suppressed);
-                report(suppressed);
-            });
-        }
-        false
-    }
+/// Limits the log to a few lines about one peer.
+pub(crate) fn lines_about_a_peer() -> Arc<LogLimit> {
+    Arc::new(LogLimit::new(LINES_MAX, WINDOW))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
     #[test]
     fn pauses_double_up_to_a_cap_and_differ() {
@@ -94,25 +44,5 @@ mod tests {
             assert!(pauses.iter().all(|&pause| pause >= most / 2 && pause <= most), "{failures}: {pauses:?}");
             assert!(pauses.iter().any(|&pause| pause != pauses[0]), "{failures}: no jitter");
         }
-    }
-
-    #[tokio::test]
-    async fn lines_beyond_the_limit_are_counted_and_reported() {
-        let limit = LogLimit { length: Duration::from_millis(200), ..LogLimit::default() };
-        let reported = Arc::new(AtomicU64::new(0));
-        let mut logged = 0;
-        for _ in 0..100 {
-            let reported = reported.clone();
-            logged += u32::from(limit.admits(move |suppressed| _ = reported.fetch_add(suppressed, SeqCst)));
-        }
-        // A machine that is busy may get to a second window.
-        assert!((LINES_MAX..100).contains(&logged), "{logged}");
-        let all_told = async {
-            while reported.load(SeqCst) + u64::from(logged) < 100 {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(60), all_told).await.expect("what was left out is reported");
-        assert!(limit.admits(|_| {}), "a new window");
     }
 }

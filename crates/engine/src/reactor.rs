@@ -9,7 +9,7 @@
 //! of its requests is moving.
 
 use crate::device::{self, Device, DeviceError, Held, Mounted};
-use crate::rarely::Rarely;
+use crate::log_limit::LogLimit;
 use crate::slow::OfQueue;
 use block::Request;
 use exports::nbd::{Alarm, Cut, CutReason, DeviceFacts, Limits};
@@ -282,7 +282,7 @@ struct State {
     retirements: Vec<Retirement>,
     live: Live,
     /// When it was last logged that clients were disconnected.
-    cuts_said: Rarely,
+    cuts_said: LogLimit,
     turns: Arc<Turns>,
     stopping: bool,
 }
@@ -305,7 +305,7 @@ impl State {
             hosted: Vec::new(),
             retirements: Vec::new(),
             live: Live::default(),
-            cuts_said: Rarely::default(),
+            cuts_said: LogLimit::default(),
             turns,
             stopping: false,
         }

@@ -6,18 +6,19 @@
 
 use crate::device::Device;
 use crate::host::Host;
+use crate::log_limit::{Admission, LogLimit};
 use queue::{Nanos, NodeId, Slow, Standing, UnderWay, Visit};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 
 /// Lines of one device in a second.
 const LINES_MAX: u32 = 10;
-const SECOND_NS: u64 = 1_000_000_000;
+const SECOND: Duration = Duration::from_secs(1);
 /// Requests of one queue that are told of when somebody asks what is under way: all that a host can have there. Pieces of them, which
 /// are younger, come behind.
 const UNDER_WAY_MAX: usize = 4096;
@@ -33,21 +34,15 @@ static LEFT_OUT: Notify = Notify::const_new();
 #[derive(Debug)]
 pub(crate) struct SlowLog {
     limit_ns: AtomicU64,
-    window: Mutex<Window>,
-}
-
-#[derive(Debug, Default)]
-struct Window {
-    began: Nanos,
-    lines: u32,
-    suppressed: u64,
+    lines: LogLimit,
     /// Since the device was opened.
-    all: u64,
+    all: AtomicU64,
 }
 
 impl SlowLog {
     pub(crate) fn new(limit: Option<Duration>) -> SlowLog {
-        let log = SlowLog { limit_ns: AtomicU64::new(OFF), window: Mutex::default() };
+        let (lines, all) = (LogLimit::new(LINES_MAX, SECOND), AtomicU64::new(0));
+        let log = SlowLog { limit_ns: AtomicU64::new(OFF), lines, all };
         log.set(limit);
         log
     }
@@ -69,37 +64,22 @@ impl SlowLog {
     /// What `show` says; nothing where there is no limit.
     pub(crate) fn describe(&self) -> Option<String> {
         let limit = crate::spec::format_time(Duration::from_nanos(self.limit_ns()?));
-        let all = self.window.lock().unwrap_or_else(PoisonError::into_inner).all;
+        let all = self.all.load(Relaxed);
         Some(format!("{limit} or longer: {all} so far"))
     }
 
     /// Whether one more may be said now, and if so how many were not since the last.
     fn admit(&self, now: Nanos, count: u64) -> Option<u64> {
-        let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
-        window.all += count;
-        if now.since(window.began) >= SECOND_NS {
-            (window.began, window.lines) = (now, 0);
-        }
-        if window.lines == LINES_MAX {
-            if window.suppressed == 0 {
-                LEFT_OUT.notify_one();
+        self.all.fetch_add(count, Relaxed);
+        match self.lines.admit(now, count) {
+            Admission::Line { left_out } => Some(left_out),
+            Admission::LeftOut { is_first } => {
+                if is_first {
+                    LEFT_OUT.notify_one();
+                }
+                None
             }
-            window.suppressed += count;
-            return None;
         }
-        window.lines += 1;
-        Some(std::mem::take(&mut window.suppressed))
-    }
-
-    /// Those that were not said, when the second in which they came is over.
-    fn overdue(&self, now: Nanos) -> Option<u64> {
-        let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_over = now.since(window.began) >= SECOND_NS && window.suppressed > 0;
-        is_over.then(|| std::mem::take(&mut window.suppressed))
-    }
-
-    fn has_left_out(&self) -> bool {
-        self.window.lock().unwrap_or_else(PoisonError::into_inner).suppressed > 0
     }
 }
 
@@ -170,10 +150,10 @@ fn tell_suppressed(device: &Device, suppressed: u64) {
 pub async fn watch(host: Arc<Host>) {
     loop {
         LEFT_OUT.notified().await;
-        while host.devices().iter().any(|device| device.slow.has_left_out()) {
+        while host.devices().iter().any(|device| device.slow.lines.has_left_out()) {
             tokio::time::sleep(Duration::from_secs(1)).await;
             for device in host.devices() {
-                if let Some(suppressed) = device.slow.overdue(ring::clock()) {
+                if let Some(suppressed) = device.slow.lines.overdue(ring::clock()) {
                     tell_suppressed(&device, suppressed);
                 }
             }
@@ -294,16 +274,16 @@ mod tests {
     fn more_lines_than_a_second_has_room_for_are_counted() {
         let log = SlowLog::new(Some(Duration::from_millis(20)));
         assert_eq!(log.limit_ns(), Some(20_000_000));
-        let at = |ms: u64| Nanos(10 * SECOND_NS + ms * 1_000_000);
+        let at = |ms: u64| Nanos(10_000_000_000 + ms * 1_000_000);
         let said: Vec<_> = (0..15).map(|_| log.admit(at(0), 1)).collect();
         assert_eq!(said.iter().filter(|one| **one == Some(0)).count(), LINES_MAX as usize);
-        assert_eq!(log.overdue(at(500)), None, "the second is not over");
+        assert_eq!(log.lines.overdue(at(500)), None, "the second is not over");
         assert_eq!(log.admit(at(1001), 1), Some(5));
         for _ in 0..12 {
             log.admit(at(1002), 2);
         }
-        assert_eq!(log.overdue(at(2500)), Some(6));
-        assert_eq!(log.overdue(at(2501)), None);
+        assert_eq!(log.lines.overdue(at(2500)), Some(6));
+        assert_eq!(log.lines.overdue(at(2501)), None);
         assert_eq!(log.describe().as_deref(), Some("20ms or longer: 40 so far"));
         log.set(None);
         assert_eq!((log.limit_ns(), log.describe()), (None, None));

@@ -1,6 +1,7 @@
 //! Timeouts of a device's requests: how long they may take, how many took longer, and what the log says of those.
 
 use crate::device::Device;
+use crate::log_limit::{Admission, LogLimit};
 use queue::{Nanos, TimedOut};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -9,22 +10,20 @@ use std::time::Duration;
 /// No timeout.
 const OFF: u64 = u64::MAX;
 /// The time between two lines about one device.
-const LINE_NS: u64 = 1_000_000_000;
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// The timeout of a device.
 #[derive(Debug)]
 pub(crate) struct Timeouts {
     limit_ns: AtomicU64,
     count: AtomicU64,
-    /// When the last line was written, and how many the log knows of.
-    line: AtomicU64,
-    told: AtomicU64,
+    lines: LogLimit,
 }
 
 impl Timeouts {
     pub(crate) fn new(limit: Option<Duration>) -> Timeouts {
-        let new = || AtomicU64::new(0);
-        let timeouts = Timeouts { limit_ns: AtomicU64::new(OFF), count: new(), line: new(), told: new() };
+        let (limit_ns, count) = (AtomicU64::new(OFF), AtomicU64::new(0));
+        let timeouts = Timeouts { limit_ns, count, lines: LogLimit::new(1, PAUSE) };
         timeouts.set(limit);
         timeouts
     }
@@ -60,14 +59,9 @@ impl Timeouts {
 
     /// Counts what a queue found, and writes a line about it, at most once a second for a device.
     pub(crate) fn tell(&self, device: &Device, reactor: usize, queue: usize, found: &TimedOut, now: Nanos) {
-        let all = self.count.fetch_add(found.count, Relaxed) + found.count;
-        let last = self.line.load(Relaxed);
-        let is_due = last == 0 || now.since(Nanos(last)) >= LINE_NS;
-        // Of two queues that find some at a time, one writes the line.
-        if !is_due || self.line.compare_exchange(last, now.0.max(1), Relaxed, Relaxed).is_err() {
-            return;
-        }
-        let more = all.saturating_sub(self.told.swap(all, Relaxed)).saturating_sub(1);
+        self.count.fetch_add(found.count, Relaxed);
+        let Admission::Line { left_out } = self.lines.admit(now, found.count) else { return };
+        let more = (left_out + found.count).saturating_sub(1);
         let nodes = device.nodes();
         let node = nodes.get(usize::from(found.node.0)).map_or("?", |node| node.1);
         tracing::warn!(

@@ -2,7 +2,8 @@
 //!
 //! Shared by all queues of an `nbd:` device. A queue that has no connection has one task that connects for it, and so one entry.
 
-use crate::pace::{LogLimit, pause_after};
+use crate::log_limit::LogLimit;
+use crate::pace::{lines_about_a_peer, pause_after};
 use crate::spec::format_time;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,12 +25,12 @@ pub(super) struct Attempts {
     server: String,
     /// By a number that each task gets.
     next: Mutex<BTreeMap<u64, Next>>,
-    log: LogLimit,
+    log: Arc<LogLimit>,
 }
 
 impl Attempts {
     pub(super) fn new(server: &str) -> Attempts {
-        Attempts { server: server.to_owned(), next: Mutex::default(), log: LogLimit::default() }
+        Attempts { server: server.to_owned(), next: Mutex::default(), log: lines_about_a_peer() }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Next>> {
@@ -47,7 +48,7 @@ impl Attempts {
     /// Whether a line about this server may be logged now. Those that may not are counted, and the log gets their number.
     pub(super) fn may_log(self: &Arc<Attempts>) -> bool {
         let of = self.clone();
-        self.log.admits(move |suppressed| {
+        self.log.admits_or_reports(move |suppressed| {
             tracing::warn!(
                 server = of.server,
                 suppressed,

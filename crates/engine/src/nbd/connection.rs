@@ -4,7 +4,7 @@ use super::crowd::{Handshakes, Peer};
 use super::{Door, Listener, Tls};
 use crate::host::Host;
 use crate::listen::Socket;
-use crate::rarely::Rarely;
+use crate::log_limit::LogLimit;
 use crate::reactor::{Attach, Lane};
 use exports::{Fronts, Turn};
 use proto::nbd::Session;
@@ -63,7 +63,7 @@ pub(super) async fn accept_loop(socket: Acceptor, listener: Arc<Listener>, host:
     let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let most = descriptors.map_or(HANDSHAKES_MAX, |most| HANDSHAKES_MAX.min(most as usize / 4).max(16));
     let mut handshakes = Handshakes::new(most, listener.handshakes_dropped.clone());
-    let failures = Rarely::default();
+    let failures = LogLimit::default();
     loop {
         let accepted = tokio::select! {
             accepted = async {

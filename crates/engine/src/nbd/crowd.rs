@@ -2,7 +2,7 @@
 //!
 //! Owned by the host; used on the control plane's thread, and where a connection ends, on its reactor's.
 
-use crate::rarely::Rarely;
+use crate::log_limit::LogLimit;
 use crate::spec::NbdLimits;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -59,7 +59,7 @@ enum Key {
 pub(crate) struct Crowd {
     limits: NbdLimits,
     counts: Mutex<HashMap<Key, u32>>,
-    said: Rarely,
+    said: LogLimit,
 }
 
 impl Crowd {
@@ -135,13 +135,13 @@ pub(super) struct Handshakes {
     max: usize,
     list: VecDeque<Shaking>,
     dropped: Arc<AtomicU64>,
-    said: Rarely,
+    said: LogLimit,
 }
 
 impl Handshakes {
     /// At most `max` at a time. Those that are ended for others are counted in `dropped`.
     pub(super) fn new(max: usize, dropped: Arc<AtomicU64>) -> Handshakes {
-        Handshakes { max, list: VecDeque::new(), dropped, said: Rarely::default() }
+        Handshakes { max, list: VecDeque::new(), dropped, said: LogLimit::default() }
     }
 
     pub(super) fn add(&mut self, peer: (Peer, i32), spoke: Arc<AtomicBool>, task: AbortHandle) {

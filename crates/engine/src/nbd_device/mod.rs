@@ -25,7 +25,7 @@ use crate::control::{BoxFuture, ExportInfo};
 use crate::device::Device;
 use crate::host::{Export, Host, HostError};
 use crate::nbd::{adoption, info_of};
-use crate::pace::{LogLimit, pause_after};
+use crate::pace::{lines_about_a_peer, pause_after};
 use crate::spec::{Bytes, NbdDeviceSpec, format_time};
 use driver::{Connect, Driver, Facts, Kernel, Reconfigure};
 use proto::nbd::{ExportId, Session, Style};
@@ -517,7 +517,7 @@ const OF_USE: Duration = Duration::from_secs(1);
 /// Mends a device whose connections the kernel gave up, as long as there is one. The more often it gives them up at once, the
 /// less often it gets new ones; and one that could not be mended is tried again.
 async fn reconnect(attached: Weak<Attached>) {
-    let (log, mut failures, mut mended_at, mut again) = (LogLimit::default(), 0u32, None::<Instant>, false);
+    let (log, mut failures, mut mended_at, mut again) = (lines_about_a_peer(), 0u32, None::<Instant>, false);
     loop {
         let Some(gone) = attached.upgrade() else { return };
         if !again {
@@ -541,7 +541,7 @@ async fn reconnect(attached: Weak<Attached>) {
         let (name, path) = (attached.device.name().to_string(), attached.path());
         let may_log = || {
             let (name, path) = (name.clone(), path.clone());
-            log.admits(move |suppressed| {
+            log.admits_or_reports(move |suppressed| {
                 tracing::warn!(%name, %path, suppressed, "connections of the kernel come and go; lines about that were suppressed");
             })
         };
