@@ -10,7 +10,7 @@ use crate::host::Host;
 use crate::looking::while_any;
 use crate::tree::{Scratch, Tree};
 use block::Bytes;
-use layers::target::chore::{Chore, Disks};
+use layers::dm::chore::{Chore, Disks};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Weak};

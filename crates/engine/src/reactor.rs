@@ -2,8 +2,9 @@
 //!
 //! The control plane talks to it by [`Mail`] and a waker, and otherwise leaves it alone. One turn:
 //! wait, hand completions to their queues and socket events to the front-end, let touched queues
-//! finish, answer what is done, send. Nothing on this path blocks, and an idle reactor sleeps in one
-//! system call without a deadline.
+//! finish, answer what is done, send. An idle reactor sleeps in one system call without a deadline.
+//! One thing here can hold the thread up: a buffered write that a file backend makes in place, while the
+//! kernel writes dirty pages back. The backend times each, and hands writes to the ring after a slow one.
 //!
 //! *Invariant:* what mail brings is done between turns, so a queue is opened and removed only while none
 //! of its requests is moving.

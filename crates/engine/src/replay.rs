@@ -3,7 +3,7 @@
 //! Works on the log that the target `log-writes` keeps, ours or the kernel's. Control plane, plain files, one entry after
 //! the other; a log is believed no further than it makes sense.
 
-use layers::target::log_writes::format::{DISCARD, ENTRY_LEN, FLUSH, FUA, FormatError, Head, MARK, Super};
+use layers::dm::log_writes::format::{DISCARD, ENTRY_LEN, FLUSH, FUA, FormatError, Head, MARK, Super};
 use rustix::fs::{FallocateFlags, fallocate};
 use std::fs::File;
 use std::io;

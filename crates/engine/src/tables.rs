@@ -15,7 +15,7 @@ use crate::rundir::RunDir;
 use crate::spec::{Bytes, DeviceName, LayerSpec, StackSpec, TableSpec};
 use crate::stacking::{Coming, Which};
 use crate::tree::{self, Loaded, LoadedTarget, Surroundings, Tree};
-use layers::target::{MessageError, Names, Status};
+use layers::dm::{MessageError, Names, Status};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -26,7 +26,7 @@ const EVENT_LOOK: Duration = Duration::from_millis(10);
 
 /// The kinds of targets that there are, with the versions of the kernel's whose words they take.
 pub fn kinds() -> Vec<(&'static str, [u32; 3])> {
-    layers::target::kinds::<ring::KernelRing>().into_iter().map(|kind| (kind.name, kind.version)).collect()
+    layers::dm::kinds::<ring::KernelRing>().into_iter().map(|kind| (kind.name, kind.version)).collect()
 }
 
 /// What is asked.
@@ -247,7 +247,7 @@ impl Host {
         let _turn = device.turn.lock().await;
         let before = active(device)?;
         let spec = text.parse::<TableSpec>().map_err(|error| {
-            let why = layers::target::TargetError::of(error.to_string());
+            let why = layers::dm::TargetError::of(error.to_string());
             DeviceError::from(tree::TableError { line: 0, kind: String::new(), why })
         })?;
         let mut spec = spec.rooted(base);

@@ -8,13 +8,13 @@
 #![forbid(unsafe_code)]
 
 pub mod cow;
+pub mod dm;
 mod layer;
 pub mod multipath;
 mod pass;
 mod pieces;
 pub mod scheduler;
 mod split;
-pub mod target;
 #[cfg(test)]
 mod testing;
 mod window;

@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::path::Path;
+use std::process::Command;
 
 /// A file longer than this is two files.
 const FILE_LINES_MAX: usize = 800;
@@ -85,10 +86,21 @@ impl fmt::Display for Violation {
 }
 
 impl Tree {
-    /// Reads every text file under `root` except build output, corpora and what git keeps for itself.
+    /// Reads every text file under `root` that git tracks, or would add.
+    ///
+    /// # Errors
+    /// When git cannot list the files, or one of them cannot be read.
     pub fn read(root: &Path) -> std::io::Result<Self> {
         let mut files = Vec::new();
-        read_folder(root, "", &mut files)?;
+        for path in listed(root)? {
+            match std::fs::read(root.join(&path)).map(String::from_utf8) {
+                Ok(Ok(text)) => files.push(File { path, text }),
+                Ok(Err(_)) => {}
+                // Deleted, and git does not know it yet.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
         files.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(Self { files })
     }
@@ -98,23 +110,18 @@ impl Tree {
     }
 }
 
-fn read_folder(folder: &Path, prefix: &str, files: &mut Vec<File>) -> std::io::Result<()> {
-    for entry in std::fs::read_dir(folder)? {
-        let entry = entry?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let path = format!("{prefix}{name}");
-        let kind = entry.file_type()?;
-        if kind.is_dir() {
-            if !matches!(name.as_str(), ".git" | "target" | "corpus" | "artifacts") {
-                read_folder(&entry.path(), &format!("{path}/"), files)?;
-            }
-        } else if kind.is_file()
-            && let Ok(text) = String::from_utf8(std::fs::read(entry.path())?)
-        {
-            files.push(File { path, text });
-        }
+/// The files that git tracks, and those it would add, by their paths relative to `root`.
+fn listed(root: &Path) -> std::io::Result<Vec<String>> {
+    let arguments = ["ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate"];
+    let output = Command::new("git").arg("-C").arg(root).args(arguments).output()?;
+    if !output.status.success() {
+        let why = String::from_utf8_lossy(&output.stderr);
+        return Err(std::io::Error::other(format!("git ls-files: {}", why.trim())));
     }
-    Ok(())
+    let names = output.stdout.split(|&byte| byte == 0).filter(|name| !name.is_empty());
+    let files = names.map(|name| String::from_utf8_lossy(name).into_owned());
+    // The corpora of the fuzzers are data, though some of it may look like text.
+    Ok(files.filter(|path| !path.starts_with("fuzz/corpus/") && root.join(path).is_file()).collect())
 }
 
 /// Everything in the tree that breaks a rule.

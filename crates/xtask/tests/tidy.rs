@@ -14,6 +14,35 @@ fn the_tree_is_tidy() {
     assert!(found.is_empty(), "\n{}", found.join("\n"));
 }
 
+#[test]
+fn the_tree_is_what_git_tracks_or_would_add_whatever_a_folder_is_called() {
+    let root = std::env::temp_dir().join(format!("blockyard-tidy-{}", std::process::id()));
+    std::fs::create_dir_all(root.join("crates/a/src/target")).expect("a folder");
+    std::fs::create_dir_all(root.join("out")).expect("a folder");
+    let git = |arguments: &[&str]| {
+        let done = std::process::Command::new("git").arg("-C").arg(&root).args(arguments).output();
+        assert!(done.expect("git runs").status.success(), "git {arguments:?}");
+    };
+    for (path, text) in [
+        (".gitignore", "/out\n"),
+        ("crates/a/src/target/tracked.rs", ""),
+        ("crates/a/src/target/new.rs", ""),
+        ("crates/a/src/gone.rs", ""),
+        ("out/built.rs", ""),
+    ] {
+        std::fs::write(root.join(path), text).expect("a file");
+    }
+    git(&["init", "--quiet"]);
+    git(&["add", ".gitignore", "crates/a/src/target/tracked.rs", "crates/a/src/gone.rs"]);
+    std::fs::remove_file(root.join("crates/a/src/gone.rs")).expect("it was there");
+    let tree = Tree::read(&root).expect("git lists it");
+    std::fs::remove_dir_all(&root).expect("the folder is ours");
+    let paths: Vec<&str> = tree.files.iter().map(|file| file.path.as_str()).collect();
+    let expected = [".gitignore", "crates/a/src/target/new.rs", "crates/a/src/target/tracked.rs"];
+    assert_eq!(paths, expected);
+    assert!(Tree::read(&root).is_err(), "a folder that is not there");
+}
+
 /// What tidy says about a tree that is in order but for one file.
 fn found_in(path: &str, text: &str) -> Vec<String> {
     let file = |path: &str, text: &str| File { path: path.into(), text: text.into() };

@@ -7,8 +7,8 @@
 //!
 //! *Invariant:* no program outlives its table, nor the tasks of the control plane.
 
+use layers::dm::Names;
 use layers::multipath::{Activation, Multipath, Outcome};
-use layers::target::Names;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::io;
 use std::os::unix::process::CommandExt;

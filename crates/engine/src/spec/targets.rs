@@ -5,7 +5,7 @@ use super::items::{Escaped, Options};
 use super::stack::write_flag;
 use super::time::{format_time, parse_time};
 use block::Bytes;
-use layers::target::{Features, Words};
+use layers::dm::{Features, Words};
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;

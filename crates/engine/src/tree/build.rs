@@ -5,7 +5,7 @@ use super::{Surroundings, Tree, cow, part, table};
 use crate::device::{DeviceConfig, DeviceError, Form};
 use crate::spec::{FileFormat, FileSpec, Format, LayerSpec, LogSpec, StackSpec, TableSpec};
 use block::{LimitOverrides, Sectors};
-use layers::target::{Delay, Flakey, LogWrites, Place};
+use layers::dm::{Delay, Flakey, LogWrites, Place};
 use layers::{Layer, SplitLayer};
 use ring::KernelRing;
 use std::sync::Arc;

@@ -10,7 +10,7 @@ use super::table::{
 };
 use crate::spec::{FileFormat, FileSpec, LineSpec, StackSpec, TableSpec};
 use block::{Abilities, Bytes, Profile, QueueLimits};
-use layers::target::{Devices, Kind, LookupError, Place, TargetError, kinds};
+use layers::dm::{Devices, Kind, LookupError, Place, TargetError, kinds};
 use ring::KernelRing;
 use std::fs::File;
 use std::io::{self, Seek};

@@ -12,7 +12,7 @@ use crate::device::{Device, DeviceError};
 use crate::dial::{Assumed, Remote};
 use crate::spec::{FileFormat, FileSpec, Format, LineSpec, StackSpec, TableSpec, escaped_word};
 use block::{Bytes, Features, Profile, Sectors};
-use layers::target::{Devices, Kind, LookupError, Names, Place, Row, TableLayer, Target, TargetError, kinds};
+use layers::dm::{Devices, Kind, LookupError, Names, Place, Row, TableLayer, Target, TargetError, kinds};
 use ring::KernelRing;
 use std::collections::HashMap;
 use std::fmt;

@@ -9,7 +9,7 @@
 //! (drivers/md/dm-mpath.c, dm-table.c), so that scripts which look for its words find them.
 
 use super::select::{PathArgs, SelectorArgs};
-use crate::target::{TargetError, Words};
+use crate::dm::{TargetError, Words};
 use std::fmt::Write as _;
 
 /// The handler that is this program's own: paths are activated by a program.

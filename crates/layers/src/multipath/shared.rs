@@ -2,7 +2,7 @@
 
 use super::{Config, Multipath, MultipathNode};
 use crate::Layer;
-use crate::target::{Area, Devices, Kind, MessageError, Names, Place, Status, Target, TargetError, stack};
+use crate::dm::{Area, Devices, Kind, MessageError, Names, Place, Status, Target, TargetError, stack};
 use block::{Fact, LimitsError, Profile, Sectors};
 use queue::{Node, NodeId, Ring};
 use std::sync::Arc;

@@ -14,7 +14,7 @@
 use super::activation::Rounds;
 use super::config::{Config, QueueMode};
 use super::select::Report;
-use crate::target::MessageError;
+use crate::dm::MessageError;
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use queue::Nanos;

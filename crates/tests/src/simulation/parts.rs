@@ -8,8 +8,8 @@ use super::within::Within;
 use backends::FileNode;
 use block::{Bytes, Profile, QueueLimits, Sectors};
 use exports::ublk::ModelRing;
+use layers::dm::{Place, Row, Striped, TableLayer};
 use layers::scheduler::{Choice, Scheduler};
-use layers::target::{Place, Row, Striped, TableLayer};
 use layers::{Cow, Layer, Pass, Split};
 use queue::{FileId, Node, NodeId, Ring, Stack};
 use sim::nodes::{Chop, Delay, Flaky, Jam, Lender, Mirror, PlainFile, Retry, Shift};
@@ -319,7 +319,7 @@ impl Builder<'_> {
                 stack.layer(Layer::<R>::node(&striped, &self.setup.any_profile(), &children), 8)
             }
             Part::Held { nanos, .. } => {
-                let delay = layers::target::Delay::of(*nanos);
+                let delay = layers::dm::Delay::of(*nanos);
                 stack.layer(Layer::<R>::node(&delay, &self.setup.any_profile(), &[child]), 0)
             }
             Part::Logged { number, below } => {

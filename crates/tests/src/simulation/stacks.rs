@@ -10,8 +10,8 @@ use backends::{Alignment, Completion, Facts, Knobs, Null, NullSpec, Ram, RamSpec
 use block::{Abilities, Bytes, Profile, QueueLimits, Sectors, Segment};
 use layers::cow::format::{Layout, PAGE_LEN, TABLE_AT};
 use layers::cow::{Index, Room, records};
+use layers::dm::{LogWrites, Place};
 use layers::scheduler::Choice;
-use layers::target::{LogWrites, Place};
 use queue::{FileId, Ring, Stack};
 use sim::nodes::{Chop, Mirror};
 use sim::{Disk, DiskConfig, Faults, Rng, SimRing};

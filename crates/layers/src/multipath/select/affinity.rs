@@ -1,7 +1,7 @@
 //! `io-affinity`: CPUs and the paths that they were given.
 
 use super::PathArgs;
-use crate::target::{TargetError, Words};
+use crate::dm::{TargetError, Words};
 use std::fmt;
 use std::str::FromStr;
 

@@ -12,7 +12,7 @@ mod historical;
 mod model;
 mod soonest;
 
-use crate::target::{TargetError, Words, number};
+use crate::dm::{TargetError, Words, number};
 use affinity::CpuMask;
 use block::Bytes;
 use fewest::Fewest;

@@ -6,8 +6,8 @@ use super::machine::{Machine, Made};
 use crate::simulation::breakage::{Breakage, RECORD_AT};
 use crate::simulation::parts::Builder;
 use block::{Bytes, Data, Flags, Op, Profile, Request};
-use layers::target::chore::Disks;
-use layers::target::{Devices, LookupError};
+use layers::dm::chore::Disks;
+use layers::dm::{Devices, LookupError};
 use queue::{Owner, Queue, QueueConfig, Ring as _, Stack};
 use std::io;
 

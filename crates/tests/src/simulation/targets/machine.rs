@@ -12,7 +12,7 @@ use crate::simulation::stacks::Setup;
 use crate::simulation::{Outcome, Scenario};
 use block::{Bytes, Flags, Op, Profile, Request, Sectors, Status, Tag};
 use layers::Layer;
-use layers::target::{Names, Place, Row, Status as Asked, TableLayer, Target, TargetError, kinds};
+use layers::dm::{Names, Place, Row, Status as Asked, TableLayer, Target, TargetError, kinds};
 use queue::{FileId, NodeId, Owner, Queue, QueueConfig, QueueId, Queues, Ring as _, Stack};
 use sim::{Faults, Model, Rng, SECTOR_LEN, SimRing, Tracer, fill_sector};
 use std::sync::Arc;
