@@ -33,7 +33,6 @@ pub mod replay;
 pub mod rundir;
 mod scheduler;
 pub mod slow;
-pub mod spec;
 mod stacking;
 mod start;
 pub mod tables;
@@ -47,3 +46,4 @@ pub mod watch;
 mod yard;
 
 pub use loopdev::remove as remove_loop;
+pub use spec;

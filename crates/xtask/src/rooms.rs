@@ -19,19 +19,22 @@ const fn room(name: &'static str, may_use: &'static [&'static str]) -> Room {
     Room { name, may_use, tests_may_use: &[] }
 }
 
-const ALL: &[&str] =
-    &["block", "queue", "ring", "ublk", "sim", "trace", "layers", "backends", "proto", "exports", "engine"];
+const ALL: &[&str] = &[
+    "block", "queue", "ring", "ublk", "sim", "trace", "layers", "backends", "proto", "exports", "spec",
+    "engine",
+];
 
 /// Every room of the workspace, lowest first.
 pub const ROOMS: &[Room] = &[
     room("block", &[]),
+    room("options", &[]),
     room("queue", &["block"]),
     room("ring", &["block", "queue"]),
     room("ublk", &["block"]),
     room("partition", &["block"]),
     room("sim", &["block", "queue"]),
     room("trace", &["block", "queue"]),
-    room("layers", &["block", "queue"]),
+    room("layers", &["block", "queue", "options"]),
     room("proto", &["block"]),
     room("backends", &["block", "queue", "ring", "proto"]),
     room("qcow2", &[]),
@@ -45,9 +48,15 @@ pub const ROOMS: &[Room] = &[
         tests_may_use: &["backends"],
     },
     room(
+        "spec",
+        &["block", "options", "partition", "proto", "layers", "backends", "images", "ublk", "exports"],
+    ),
+    room(
         "engine",
         &[
             "block",
+            "options",
+            "spec",
             "queue",
             "ring",
             "ublk",

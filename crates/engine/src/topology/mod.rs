@@ -37,8 +37,7 @@ use std::str::FromStr;
 
 /// Front-end requests in flight on one hardware queue, at most, as the queue's tags allow.
 pub const DEPTH_MAX: u16 = 4096;
-/// I/O threads of a process, so hardware queues of a device, at most.
-pub const QUEUES_MAX: u16 = 256;
+pub use spec::QUEUES_MAX;
 
 /// How threads talk to the kernel.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]

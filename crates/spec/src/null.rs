@@ -2,11 +2,12 @@
 //! where null_blk counts MiB.
 
 use super::SpecError;
-use super::items::Options;
-use super::stack::{size_or_default, write_choice, write_flag};
-use super::time::{format_time, parse_time};
+use super::stack::size_or_default;
 use backends::{Knobs, Sharing, ZonedSpec};
 use block::{Bytes, Sectors, UNLIMITED_SECTORS};
+use options::Options;
+use options::{format_time, parse_time};
+use options::{write_choice, write_flag};
 use std::fmt;
 use std::time::Duration;
 

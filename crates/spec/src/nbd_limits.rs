@@ -1,8 +1,8 @@
 //! What NBD clients may take of a process: `connections=N,per-peer=N,stall=TIME,memory=SIZE`.
 
-use super::items::{Options, split};
-use super::time::{format_time, parse_time};
 use super::{Bytes, SpecError};
+use options::{Options, split};
+use options::{format_time, parse_time};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! How the paths of a multipath table are looked after: what multipathd does beside the kernel.
 
 use super::SpecError;
-use super::items::{Options, split};
-use super::time::{format_time, parse_time};
+use options::{Options, split};
+use options::{format_time, parse_time};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Times as users write them: a whole number with `ns`, `us`, `ms` or `s`.
 
-use super::SpecError;
+use crate::SpecError;
 use std::time::Duration;
 
 const UNITS: [(&str, u64); 4] = [("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)];

@@ -1,7 +1,7 @@
 //! `--fuse FILE[,KEY…]` and `--loop[=N][,KEY…]`: a device as a file, and a loop device above it.
 
 use super::SpecError;
-use super::items::{Escaped, Options, split};
+use options::{Escaped, Options, split};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;

@@ -9,9 +9,10 @@
 //! *Invariant:* what parses is complete and consistent in itself: keys are known, given once, and
 //! fit each other. Whether files exist is `check`'s and `open`'s matter.
 
+#![forbid(unsafe_code)]
+
 mod export;
 mod fuse;
-mod items;
 mod layer;
 mod name;
 mod nbd;
@@ -23,7 +24,6 @@ mod scheduler;
 mod stack;
 mod table;
 mod targets;
-mod time;
 mod ublk;
 
 pub use block::Bytes;
@@ -37,32 +37,18 @@ pub use nbd::{NBD_RECONNECT_DEFAULT, NBD_TIMEOUT_DEFAULT, NbdSpec};
 pub use nbd_device::NbdDeviceSpec;
 pub use nbd_limits::NbdLimits;
 pub use null::{IrqMode, NullSpec};
+pub use options::{SpecError, format_time, parse_time};
 pub use partition::Selector;
 pub use paths::{Failback, PathSpec};
-pub(crate) use scheduler::misplaced;
+pub use scheduler::misplaced;
 pub use scheduler::{parse_scheduler, scheduler_of, with_scheduler};
 pub use stack::{Direct, FileFormat, FileSpec, RamSpec, SIZE_DEFAULT, StackSpec};
 pub use table::{LineSpec, TableSpec, escaped_word};
 pub use targets::{DelaySpec, FlakeySpec, LogSpec};
-pub use time::{format_time, parse_time};
 pub use ublk::{Recovery, UblkSpec};
 
-/// Why a description is refused, and what to write instead.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{why} ({fix})")]
-pub struct SpecError {
-    /// What is wrong.
-    pub why: String,
-    /// What to do about it.
-    pub fix: String,
-}
-
-impl SpecError {
-    /// An error from its two halves.
-    pub fn new(why: impl Into<String>, fix: impl Into<String>) -> SpecError {
-        SpecError { why: why.into(), fix: fix.into() }
-    }
-}
+/// I/O threads of a process, so hardware queues of a device, at most.
+pub const QUEUES_MAX: u16 = 256;
 
 #[cfg(test)]
 mod tests;

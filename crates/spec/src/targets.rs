@@ -1,11 +1,11 @@
 //! Targets as layers: `delay,read=5ms`, `flakey,up=10,down=2,drop_writes`, `log,file=writes.log,size=1G,create`.
 
 use super::SpecError;
-use super::items::{Escaped, Options};
-use super::stack::write_flag;
-use super::time::{format_time, parse_time};
 use block::Bytes;
 use layers::dm::{Features, Words};
+use options::write_flag;
+use options::{Escaped, Options};
+use options::{format_time, parse_time};
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -58,7 +58,7 @@ impl DelaySpec {
     }
 
     /// Reads, writes, flushes.
-    pub(crate) fn nanos(&self) -> [u64; 3] {
+    pub fn nanos(&self) -> [u64; 3] {
         [self.read, self.write, self.flush].map(|time| time.as_nanos().try_into().unwrap_or(u64::MAX))
     }
 }
@@ -155,7 +155,7 @@ impl fmt::Display for LogSpec {
 
 #[cfg(test)]
 mod tests {
-    use crate::spec::LayerSpec;
+    use crate::LayerSpec;
 
     #[test]
     fn targets_as_layers_are_read_and_shown_again() {

@@ -1,11 +1,11 @@
 //! Items between commas, and `key=value` options among them.
 
-use super::SpecError;
+use crate::SpecError;
 use std::fmt;
 use std::str::FromStr;
 
 /// Splits at single commas; a doubled comma is one that belongs to the item.
-pub(super) fn split(text: &str) -> Vec<String> {
+pub fn split(text: &str) -> Vec<String> {
     let mut items = vec![String::new()];
     let mut rest = text.chars().peekable();
     while let Some(c) = rest.next() {
@@ -19,7 +19,8 @@ pub(super) fn split(text: &str) -> Vec<String> {
 }
 
 /// A text with its commas doubled, so that [`split`] leaves it whole.
-pub(super) struct Escaped<'a>(pub(super) &'a str);
+#[derive(Debug)]
+pub struct Escaped<'a>(pub &'a str);
 
 impl fmt::Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -32,7 +33,8 @@ impl fmt::Display for Escaped<'_> {
 }
 
 /// The options that follow the first item. They are taken one by one; what is left is unknown.
-pub(super) struct Options {
+#[derive(Debug)]
+pub struct Options {
     kind: &'static str,
     known: &'static [&'static str],
     given: Vec<(String, Option<String>)>,
@@ -40,7 +42,10 @@ pub(super) struct Options {
 
 impl Options {
     /// From the items after the first. `known`: every key of this kind, for messages.
-    pub(super) fn new(
+    ///
+    /// # Errors
+    /// A key is unknown, or given twice.
+    pub fn new(
         kind: &'static str,
         known: &'static [&'static str],
         items: impl Iterator<Item = String>,
@@ -69,12 +74,15 @@ impl Options {
     }
 
     /// An option that was given, not yet taken, and begins with `prefix`.
-    pub(super) fn given(&self, prefix: &str) -> Option<&str> {
+    pub fn given(&self, prefix: &str) -> Option<&str> {
         self.given.iter().map(|(key, _)| key.as_str()).find(|key| key.starts_with(prefix))
     }
 
     /// An option that stands alone: whether it is there.
-    pub(super) fn flag(&mut self, key: &str) -> Result<bool, SpecError> {
+    ///
+    /// # Errors
+    /// It has a value.
+    pub fn flag(&mut self, key: &str) -> Result<bool, SpecError> {
         match self.take(key) {
             None => Ok(false),
             Some((_, None)) => Ok(true),
@@ -85,7 +93,10 @@ impl Options {
     }
 
     /// The text of an option that has a value.
-    pub(super) fn text(&mut self, key: &str) -> Result<Option<String>, SpecError> {
+    ///
+    /// # Errors
+    /// It has none.
+    pub fn text(&mut self, key: &str) -> Result<Option<String>, SpecError> {
         match self.take(key) {
             None => Ok(None),
             Some((_, Some(value))) if !value.is_empty() => Ok(Some(value)),
@@ -95,8 +106,11 @@ impl Options {
         }
     }
 
-    /// The value of an option that has one, parsed.
-    pub(super) fn value<T: FromStr<Err: fmt::Display>>(
+    /// The value of an option that has one, parsed. `example`: a value, for messages.
+    ///
+    /// # Errors
+    /// It has none, or one that does not parse.
+    pub fn value<T: FromStr<Err: fmt::Display>>(
         &mut self,
         key: &str,
         example: &str,
@@ -108,11 +122,10 @@ impl Options {
     }
 
     /// One of several words.
-    pub(super) fn choice<T: Copy>(
-        &mut self,
-        key: &str,
-        choices: &[(&str, T)],
-    ) -> Result<Option<T>, SpecError> {
+    ///
+    /// # Errors
+    /// It has none, or another.
+    pub fn choice<T: Copy>(&mut self, key: &str, choices: &[(&str, T)]) -> Result<Option<T>, SpecError> {
         let Some(text) = self.text(key)? else { return Ok(None) };
         match choices.iter().find(|(word, _)| *word == text) {
             Some((_, value)) => Ok(Some(*value)),

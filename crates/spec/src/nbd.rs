@@ -1,8 +1,8 @@
 //! `nbd:URI[,timeout=TIME][,reconnect=TIME][,ro]`: an export of an NBD server.
 
-use super::items::{Escaped, Options};
-use super::time::{format_time, parse_time};
 use super::{DeviceName, SpecError};
+use options::{Escaped, Options};
+use options::{format_time, parse_time};
 use proto::nbd::Uri;
 use proto::nbd::uri::Server;
 use std::fmt;

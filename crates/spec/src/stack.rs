@@ -1,11 +1,11 @@
 //! `kind:what,key=value,…`: the backend at the bottom of a stack.
 
-use super::items::{Escaped, Options, split};
 use super::layer::parse_selector;
 use super::null::{self, NullSpec};
 use super::{DeviceName, NbdSpec, SpecError, TableSpec};
 use block::{Bytes, Integrity};
 use images::{Backing, Creation, Format};
+use options::{Escaped, Options, split, write_choice, write_flag};
 use partition::Selector;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -516,22 +516,6 @@ impl fmt::Display for FileSpec {
     }
 }
 
-pub(super) fn write_flag(f: &mut fmt::Formatter<'_>, is: bool, word: &str) -> fmt::Result {
-    if is { write!(f, ",{word}") } else { Ok(()) }
-}
-
 fn write_block(f: &mut fmt::Formatter<'_>, block: Option<u32>) -> fmt::Result {
     block.map_or(Ok(()), |block| write!(f, ",block={block}"))
-}
-
-pub(super) fn write_choice<T: Copy + PartialEq + Default>(
-    f: &mut fmt::Formatter<'_>,
-    key: &str,
-    value: T,
-    choices: &[(&str, T)],
-) -> fmt::Result {
-    match choices.iter().find(|choice| choice.1 == value && value != T::default()) {
-        Some((word, _)) => write!(f, ",{key}={word}"),
-        None => Ok(()),
-    }
 }

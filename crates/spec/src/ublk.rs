@@ -1,9 +1,9 @@
 //! How a device is shown as a kernel block device by ublk: `--ublk[=N][,key=value…]`.
 
 use super::SpecError;
-use super::items::{Options, split};
 use block::Bytes;
 use exports::ublk::DataMode;
+use options::{Options, split};
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -140,7 +140,7 @@ impl FromStr for UblkSpec {
         let mode = options.text("mode")?.filter(|word| word != "auto");
         Ok(UblkSpec {
             number,
-            queues: in_range("queues", options.value("queues", "2")?, 1, crate::topology::QUEUES_MAX)?,
+            queues: in_range("queues", options.value("queues", "2")?, 1, super::QUEUES_MAX)?,
             depth: in_range("depth", options.value("depth", "128")?, 1, DEPTH_MAX)?,
             io_max: options.value("io", "512K")?.map(io_max).transpose()?,
             mode: mode.map(|word| mode_of(&word)).transpose()?,

@@ -44,7 +44,7 @@ pub fn scheduler_of(layers: &[LayerSpec]) -> Option<Choice> {
 }
 
 /// What is wrong with where schedulers stand among layers, if anything.
-pub(crate) fn misplaced(layers: &[LayerSpec]) -> Option<&'static str> {
+pub fn misplaced(layers: &[LayerSpec]) -> Option<&'static str> {
     let scheduler = layers.iter().position(|layer| matches!(layer, LayerSpec::Scheduler(_)))?;
     let above = &layers[scheduler + 1..];
     if above.iter().any(|layer| matches!(layer, LayerSpec::Scheduler(_))) {

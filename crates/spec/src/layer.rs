@@ -1,11 +1,12 @@
 //! `--layer 'kind,key=value,…'`.
 
-use super::items::{Escaped, Options};
-use super::stack::{DIRECT, write_choice, write_flag};
+use super::stack::DIRECT;
 use super::targets::{DelaySpec, FlakeySpec, LogSpec};
-use super::{Direct, SpecError, items};
+use super::{Direct, SpecError};
 use block::{Bytes, LimitOverrides};
 use layers::scheduler::Choice;
+use options::{Escaped, Options};
+use options::{write_choice, write_flag};
 use partition::Selector;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -55,7 +56,7 @@ impl FromStr for LayerSpec {
     type Err = SpecError;
 
     fn from_str(text: &str) -> Result<LayerSpec, SpecError> {
-        let mut items = items::split(text).into_iter();
+        let mut items = options::split(text).into_iter();
         let kind = items.next().unwrap_or_default();
         match kind.as_str() {
             "split" => parse_split(items),

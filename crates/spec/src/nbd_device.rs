@@ -1,8 +1,8 @@
 //! `--nbd-device[=[N][,key=value…]]`: a device of the kernel's nbd driver on an export of ours.
 
 use super::SpecError;
-use super::items::{Options, split};
-use super::time::{format_time, parse_time};
+use options::{Options, split};
+use options::{format_time, parse_time};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
