@@ -104,6 +104,15 @@ Files in the run directory:
   NAME.fuse     the device as a file, under its loop device
   NAME.log      what the process behind `blockyard add` had to say";
 
+/// The topics that follow the options of `serve` and `add`.
+fn stacks() -> String {
+    let layers: String = engine::spec::layer_rows()
+        .iter()
+        .map(|row| format!("  {}\n      {}; for example {}\n", row.usage, row.about, row.example))
+        .collect();
+    format!("{STACKS}Layers (--layer, from below upwards):\n{layers}\n{SCHEDULERS}")
+}
+
 const STACKS: &str = "\
 Stacks:
   file:PATH[,direct=on|off|auto][,offset=SIZE][,sizelimit=SIZE][,block=512..65536][,ro][,share]
@@ -140,18 +149,9 @@ Tables (--table FILE, or table = \"...\" in a topology):
                                    opened device. A multipath's nbd: path may be away; what it does not answer
                                    goes to another path at once, unless it has reconnect=TIME.
 
-Layers:
-  split,LIMIT=VALUE[,...]          cuts requests to queue limits, under the kernel's names
-  part,N|LABEL=NAME|PARTUUID=UUID  one partition, GPT or MBR, of what stands below
-  delay[,read=TIME][,write=TIME][,flush=TIME]   holds requests for a while
-  flakey,down=N[,up=N][,FEATURE...]  fails for N seconds after working for N, over and over; with error_reads,
-                                   drop_writes, error_writes, corrupt_bio_byte=NTH:r|w:VALUE:FLAGS,
-                                   random_read_corrupt=P, random_write_corrupt=P (in a billion) only that
-  log,file=PATH[,size=SIZE,create] logs what is written, in the order in which it became durable: see replay-log
-  cow,file=PATH[,create][,chunk=4K..16M][,size=SIZE][,direct=on|off|auto]
-                                   writes go to an overlay file; what stands below is only read
-  mq-deadline[,PARAMETER=VALUE...], kyber[,...]   as --scheduler, which stands above all layers but splits
+";
 
+const SCHEDULERS: &str = "\
 Schedulers (--scheduler, or scheduler = \"...\" in a topology; see docs/schedulers.md):
   none                             requests go down as they come [default]
   mq-deadline[,read_expire=500][,write_expire=5000][,writes_starved=2][,fifo_batch=16][,front_merges=1]
@@ -190,7 +190,7 @@ Exports:
   drain and flush, then the status is 0; a second one ends the process at once.";
 
 #[derive(Args, Debug)]
-#[command(after_help = STACKS)]
+#[command(after_help = stacks())]
 pub(crate) struct ServeArgs {
     /// What holds the device's blocks: kind:what[,key=value...]
     pub(crate) stack: Option<String>,
@@ -478,6 +478,7 @@ pub(crate) struct LimitsArgs {
   badblocks=+FIRST-LAST, badblocks=-FIRST-LAST   sectors of a null: that become bad, or good
   scheduler=none|mq-deadline|kyber[,PARAMETER=VALUE...]   what orders and merges requests
   PARAMETER=VALUE     of the scheduler in use, such as read_expire=100 or write_lat_nsec=5ms; at once
+  LAYER.OPTION=VALUE  of one of its layers, such as delay.read=5ms
   slow=TIME, slow=off  tell in the log of each request that takes so long
   io_timeout=TIME, io_timeout=off   cancel requests that take longer; they fail
 
@@ -485,7 +486,7 @@ Requests that are under way end first; those that come meanwhile wait.")]
 pub(crate) struct SetArgs {
     /// The device
     pub(crate) name: String,
-    /// What to change: direct, file, badblocks, slow, io_timeout, scheduler, or a parameter of the scheduler
+    /// What to change: direct, file, badblocks, slow, io_timeout, scheduler, a parameter of the scheduler, or an option of a layer
     #[arg(value_name = "KEY=VALUE")]
     pub(crate) change: String,
 }

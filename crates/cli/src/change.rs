@@ -46,11 +46,15 @@ pub(crate) fn set(args: &SetArgs) -> Result<ExitCode, Failure> {
         Some((name, value)) if is_scheduler_parameter(name) => {
             Change::Parameter { name: name.to_owned(), value: value.to_owned() }
         }
+        Some((option, value)) if option.contains('.') => {
+            let (layer, key) = option.split_once('.').unwrap_or_default();
+            Change::Layer { layer: layer.to_owned(), key: key.to_owned(), value: value.to_owned() }
+        }
         _ => {
             let why = format!(
                 "\"{}\" cannot be changed (there are direct=on|off|auto, file=PATH, badblocks=+FIRST-LAST, slow=TIME|off, \
                  io_timeout=TIME|off, \
-                 scheduler=NAME and the parameters of schedulers)",
+                 scheduler=NAME and the parameters of schedulers, LAYER.OPTION=VALUE)",
                 args.change
             );
             return Err(usage(why));

@@ -20,7 +20,7 @@ fn a_stack_that_cannot_be_says_why_and_what_to_write() {
             ("ram:x", "\"x\" is not a size: it does not start with a digit (for example ram:1G)"),
             (
                 "file:d,dirct=on",
-                "file has no option \"dirct\" (file has direct, offset, sizelimit, block, ro, size, create, \
+                "file has no option \"dirct\": did you mean direct? (file has direct, offset, sizelimit, block, ro, size, create, \
                  cluster_size, backing_file, backing_fmt, share, part, format, snapshot, backing, autosize, autoclear, partscan; a comma within a path is written twice)",
             ),
             (
@@ -42,11 +42,8 @@ fn options_that_cannot_be_say_why() {
             "here: \"here\" is not where an NBD server listens (write unix:PATH or tcp:HOST:PORT)",
         ),
         (
-            &["--layer", "sleep,read=5ms"],
-            "sleep,read=5ms: there is no layer \"sleep\" in this build (there are split, for example \
-             'split,max_sectors=255', part, for example 'part,2', cow, for example 'cow,file=overlay.img,create', \
-             delay, for example 'delay,read=5ms', flakey, for example 'flakey,up=10,down=2', log, for example \
-             'log,file=writes.log,size=1G,create', mq-deadline and kyber)",
+            &["--layer", "dealy,read=5ms"],
+            "dealy,read=5ms: there is no layer \"dealy\": did you mean delay? (for example delay,read=5ms)",
         ),
         (
             &["--tls", "require"],
@@ -161,4 +158,13 @@ fn without_a_run_directory_the_error_says_what_to_set() {
         (output.status.code(), said.as_str()),
         if is_root { (Some(0), "") } else { (Some(1), expected) }
     );
+}
+
+#[test]
+fn a_layer_that_there_is_not_is_refused_with_those_there_are() {
+    let why = refused(&["serve", "ram:1M", "--layer", "raid,level=5"]);
+    assert!(why.contains("there is no layer \"raid\" (there are split, part, cow, delay, "), "{why}");
+    for row in engine::spec::layer_rows() {
+        assert!(why.contains(row.name), "{why}");
+    }
 }

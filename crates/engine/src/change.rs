@@ -76,6 +76,15 @@ pub enum Change {
         /// The value, as it is written.
         value: String,
     },
+    /// Another value for an option of one of its layers.
+    Layer {
+        /// The layer's name.
+        layer: String,
+        /// The option.
+        key: String,
+        /// The value, as it is written; empty for one that stands alone.
+        value: String,
+    },
     /// Leave it to another process: nothing is under way any more, and this process ends.
     Leave,
 }
@@ -135,6 +144,9 @@ pub enum ChangeError {
     /// Its scheduler, or a parameter of that.
     #[error("{0}")]
     Scheduler(String),
+    /// One of its layers, or an option of that.
+    #[error("{0}")]
+    Layer(String),
     /// It has none, and so no parameter of that name.
     #[error("{0} is a parameter of a scheduler, and it has none (first: set scheduler=mq-deadline or kyber)")]
     NoScheduler(String),
@@ -240,6 +252,7 @@ impl Host {
             Change::Trace(change) => Ok(Host::change_trace(device, &change).map_err(ChangeError::from)?),
             Change::Scheduler(text) => self.set_scheduler(device, &text).await,
             Change::Parameter { name, value } => Ok(Host::set_parameter(device, &name, &value)?),
+            Change::Layer { layer, key, value } => self.set_layer(device, &layer, &key, &value).await,
             Change::Leave => self.leave_device(name).await,
             Change::Slow(limit) => {
                 device.slow.set(limit.map(Duration::from_nanos));

@@ -78,6 +78,14 @@ pub enum DeviceError {
         /// Its format.
         format: Format,
     },
+    /// A layer does not take what stands below it, or one of its files.
+    #[error("layer {name}: {why}")]
+    Layer {
+        /// Its name.
+        name: &'static str,
+        /// Why.
+        why: String,
+    },
     /// The memory.
     #[error(transparent)]
     Ram(#[from] RamError),

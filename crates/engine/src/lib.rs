@@ -14,6 +14,7 @@ mod dial;
 pub mod fuse;
 pub mod glance;
 pub mod host;
+mod layer_change;
 pub mod limits;
 pub mod listen;
 mod log_limit;

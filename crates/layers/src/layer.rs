@@ -41,6 +41,13 @@ pub trait Layer<R: Ring>: Send + Sync {
     /// The node of one hardware queue. `whole`: what [`profile`](Layer::profile) said.
     fn node(&self, whole: &Profile, below: &[NodeId]) -> Box<dyn Node<R>>;
 
+    /// Go on with other words for its options, which its driver has read. Whether it can: another layer is put in its place
+    /// if not.
+    fn change(&self, words: &str) -> bool {
+        let _ = words;
+        false
+    }
+
     /// What `show` says about it, in order.
     fn describe(&self) -> Vec<Fact> {
         Vec::new()

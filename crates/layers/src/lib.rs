@@ -9,6 +9,7 @@
 
 pub mod cow;
 pub mod dm;
+pub mod drivers;
 mod layer;
 pub mod multipath;
 mod pass;
@@ -20,6 +21,7 @@ mod testing;
 mod window;
 
 pub use cow::{Cow, CowLayer};
+pub use drivers::Words;
 pub use layer::Layer;
 pub use pass::Pass;
 pub use split::{Split, SplitLayer};

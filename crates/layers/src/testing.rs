@@ -9,12 +9,15 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-/// A ring that carries nothing but the time.
-pub(crate) struct Clock(pub(crate) Nanos);
+/// A ring that carries nothing but the time: what it is, and timers.
+pub(crate) struct Clock {
+    pub(crate) now: Nanos,
+    timers: Vec<(Nanos, IoId)>,
+}
 
 impl Ring for Clock {
     fn now(&self) -> Nanos {
-        self.0
+        self.now
     }
 
     fn allocate(&mut self, _: u32) -> Option<Segment> {
@@ -41,11 +44,13 @@ impl Ring for Clock {
         Err(RingFull)
     }
 
-    fn timer(&mut self, id: IoId, _: Nanos) {
-        unreachable!("{id:?} set a timer")
+    fn timer(&mut self, id: IoId, at: Nanos) {
+        self.timers.push((at, id));
     }
 
-    fn cancel(&mut self, _: IoId) {}
+    fn cancel(&mut self, id: IoId) {
+        self.timers.iter_mut().filter(|timer| timer.1 == id).for_each(|timer| timer.0 = Nanos(0));
+    }
 }
 
 /// What the backend saw, and what it is to answer.
@@ -138,7 +143,7 @@ impl Bench {
         let config = QueueConfig { id: QueueId(0), depth, segments_per_tag: 64, timeout_ns: None };
         let mut queue = Queue::new(config, stack).expect("a stack that fits");
         queue.set_probe(Some(Box::new(Listener(log.clone()))));
-        Bench { queue, ring: Clock(Nanos(1)), log }
+        Bench { queue, ring: Clock { now: Nanos(1), timers: Vec::new() }, log }
     }
 
     /// Submit with this memory. What is done is told by [`Bench::done`].
@@ -152,6 +157,20 @@ impl Bench {
     pub(crate) fn end_oldest(&mut self, status: Status) {
         let cookie = self.log.borrow_mut().held.pop_front().expect("something is held");
         self.queue.complete(cookie, -i64::from(status.errno()), &mut self.ring);
+    }
+
+    /// Let time pass until then: timers that are due end, in order.
+    pub(crate) fn pass_until(&mut self, end: Nanos) {
+        loop {
+            self.ring.timers.sort_by_key(|timer| timer.0);
+            let Some(&(at, id)) = self.ring.timers.first().filter(|timer| timer.0 <= end) else { break };
+            self.ring.timers.remove(0);
+            self.ring.now = self.ring.now.max(at);
+            // 0: it was cancelled.
+            let result = if at == Nanos(0) { -i64::from(libc::ECANCELED) } else { 0 };
+            self.queue.complete(id.cookie, result, &mut self.ring);
+        }
+        self.ring.now = end;
     }
 
     /// Statuses of what is done since the last call.
@@ -172,7 +191,7 @@ impl Bench {
     }
 
     pub(crate) fn counted(&mut self) -> Snapshot {
-        self.queue.account(self.ring.0);
-        self.queue.stats().snapshot(self.ring.0)
+        self.queue.account(self.ring.now);
+        self.queue.stats().snapshot(self.ring.now)
     }
 }

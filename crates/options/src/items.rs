@@ -151,5 +151,9 @@ fn unknown(kind: &str, known: &[&str], key: &str) -> SpecError {
         [] => format!("{kind} has no options"),
         _ => format!("{kind} has {}; a comma within a path is written twice", known.join(", ")),
     };
-    SpecError::new(format!("{kind} has no option \"{key}\""), fix)
+    let meant = match crate::nearest(key, known.iter().copied()) {
+        Some(near) => format!(": did you mean {near}?"),
+        None => String::new(),
+    };
+    SpecError::new(format!("{kind} has no option \"{key}\"{meant}"), fix)
 }

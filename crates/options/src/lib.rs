@@ -9,10 +9,12 @@
 #![forbid(unsafe_code)]
 
 mod items;
+mod nearest;
 mod time;
 mod write;
 
 pub use items::{Escaped, Options, split};
+pub use nearest::nearest;
 pub use time::{format_time, parse_time};
 pub use write::{write_choice, write_flag};
 

@@ -1,9 +1,9 @@
 //! `--layer 'kind,key=value,…'`.
 
 use super::stack::DIRECT;
-use super::targets::{DelaySpec, FlakeySpec, LogSpec};
 use super::{Direct, SpecError};
 use block::{Bytes, LimitOverrides};
+use layers::Words;
 use layers::scheduler::Choice;
 use options::{Escaped, Options};
 use options::{write_choice, write_flag};
@@ -22,12 +22,8 @@ pub enum LayerSpec {
     Part(Selector),
     /// What is written goes to an overlay; what stands below is only read.
     Cow(CowSpec),
-    /// Requests are held for a while.
-    Delay(DelaySpec),
-    /// It works for some seconds, then fails for some.
-    Flakey(FlakeySpec),
-    /// What is written is logged.
-    Log(LogSpec),
+    /// One of the list of drivers ([`layers::drivers`]).
+    Driver(Words),
     /// What orders and merges the requests of the whole device.
     Scheduler(Choice),
 }
@@ -47,10 +43,77 @@ pub struct CowSpec {
     pub create: bool,
 }
 
-const KINDS: &str = "there are split, for example 'split,max_sectors=255', part, for example 'part,2', cow, for \
-                     example 'cow,file=overlay.img,create', delay, for example 'delay,read=5ms', flakey, for \
-                     example 'flakey,up=10,down=2', log, for example 'log,file=writes.log,size=1G,create', \
-                     mq-deadline and kyber";
+/// A row of the help.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LayerRow {
+    /// What stands before the first comma.
+    pub name: &'static str,
+    /// The words that there may be.
+    pub usage: &'static str,
+    /// What it does, in half a line.
+    pub about: &'static str,
+    /// Words that work.
+    pub example: &'static str,
+}
+
+/// Layers that need more of the engine than a driver has: partition tables, overlays, the place of a scheduler.
+const OWN: [LayerRow; 5] = [
+    LayerRow {
+        name: "split",
+        usage: "split,LIMIT=N[,LIMIT=N...]",
+        about: "cuts requests to queue limits, by the kernel's rules",
+        example: "split,max_sectors=255",
+    },
+    LayerRow {
+        name: "part",
+        usage: "part,N|LABEL=NAME|PARTUUID=UUID",
+        about: "one partition of what stands below",
+        example: "part,2",
+    },
+    LayerRow {
+        name: "cow",
+        usage: "cow,file=PATH[,create[,size=SIZE][,chunk=4K..16M]][,direct=on|off|auto]",
+        about: "an overlay takes what is written",
+        example: "cow,file=overlay.img,create",
+    },
+    LayerRow {
+        name: "mq-deadline",
+        usage: "mq-deadline[,PARAMETER=VALUE...]",
+        about: "the kernel's scheduler of that name",
+        example: "mq-deadline,read_expire=100",
+    },
+    LayerRow {
+        name: "kyber",
+        usage: "kyber[,PARAMETER=VALUE...]",
+        about: "the kernel's scheduler of that name",
+        example: "kyber,read_lat_nsec=500000",
+    },
+];
+
+/// Every layer there is, in the order of the help.
+pub fn layer_rows() -> Vec<LayerRow> {
+    let drivers = layers::drivers::rows().into_iter().map(|row| LayerRow {
+        name: row.name,
+        usage: row.usage,
+        about: row.about,
+        example: row.example,
+    });
+    let (below, schedulers) = OWN.split_at(3);
+    below.iter().copied().chain(drivers).chain(schedulers.iter().copied()).collect()
+}
+
+/// There is no layer of that name.
+fn unknown(kind: &str) -> SpecError {
+    let rows = layer_rows();
+    let near = options::nearest(kind, rows.iter().map(|row| row.name));
+    if let Some(row) = rows.iter().find(|row| near == Some(row.name)) {
+        let why = format!("there is no layer \"{kind}\": did you mean {}?", row.name);
+        return SpecError::new(why, format!("for example {}", row.example));
+    }
+    let names: Vec<&str> = rows.iter().map(|row| row.name).collect();
+    let fix = format!("there are {}; for example {}", names.join(", "), rows[0].example);
+    SpecError::new(format!("there is no layer \"{kind}\""), fix)
+}
 
 impl FromStr for LayerSpec {
     type Err = SpecError;
@@ -62,13 +125,13 @@ impl FromStr for LayerSpec {
             "split" => parse_split(items),
             "part" => parse_part(items),
             "cow" => parse_cow(items),
-            "delay" => DelaySpec::parse(items).map(LayerSpec::Delay),
-            "flakey" => FlakeySpec::parse(items).map(LayerSpec::Flakey),
-            "log" => LogSpec::parse(items).map(LayerSpec::Log),
             "mq-deadline" | "kyber" => {
                 text.parse().map(LayerSpec::Scheduler).map_err(|error| super::scheduler::refusal(&error))
             }
-            _ => Err(SpecError::new(format!("there is no layer \"{kind}\" in this build"), KINDS)),
+            _ => match Words::read(&kind, items.collect()) {
+                Some(words) => words.map(LayerSpec::Driver),
+                None => Err(unknown(&kind)),
+            },
         }
     }
 }
@@ -120,13 +183,12 @@ fn parse_cow(items: impl Iterator<Item = String>) -> Result<LayerSpec, SpecError
 impl LayerSpec {
     /// A relative path is taken from `base` on.
     #[must_use]
-    pub fn rooted(mut self, base: &Path) -> LayerSpec {
-        match &mut self {
-            LayerSpec::Cow(cow) => cow.file = base.join(&cow.file),
-            LayerSpec::Log(log) => log.file = base.join(&log.file),
-            _ => {}
+    pub fn rooted(self, base: &Path) -> LayerSpec {
+        match self {
+            LayerSpec::Cow(cow) => LayerSpec::Cow(CowSpec { file: base.join(&cow.file), ..cow }),
+            LayerSpec::Driver(words) => LayerSpec::Driver(words.rooted(base)),
+            other => other,
         }
-        self
     }
 }
 
@@ -176,9 +238,7 @@ impl fmt::Display for LayerSpec {
         match self {
             LayerSpec::Split(limits) => write!(f, "split,{limits}"),
             LayerSpec::Cow(cow) => write!(f, "{cow}"),
-            LayerSpec::Delay(delay) => write!(f, "{delay}"),
-            LayerSpec::Flakey(flakey) => write!(f, "{flakey}"),
-            LayerSpec::Log(log) => write!(f, "{log}"),
+            LayerSpec::Driver(words) => write!(f, "{words}"),
             LayerSpec::Scheduler(choice) => write!(f, "{choice}"),
             LayerSpec::Part(selector) => write!(f, "part,{}", Escaped(&selector.to_string())),
         }

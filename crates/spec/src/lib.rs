@@ -23,14 +23,13 @@ mod paths;
 mod scheduler;
 mod stack;
 mod table;
-mod targets;
 mod ublk;
 
 pub use block::Bytes;
 pub use export::{NBD_PORT, NbdAddress, TlsMode, TlsSpec, nbd_uri};
 pub use fuse::{FuseSpec, LoopSpec, OverUring};
 pub use images::{Backing, Format};
-pub use layer::{CowSpec, LayerSpec, check_limits};
+pub use layer::{CowSpec, LayerRow, LayerSpec, check_limits, layer_rows};
 pub use layers::scheduler::is_parameter as is_scheduler_parameter;
 pub use name::DeviceName;
 pub use nbd::{NBD_RECONNECT_DEFAULT, NBD_TIMEOUT_DEFAULT, NbdSpec};
@@ -44,7 +43,6 @@ pub use scheduler::misplaced;
 pub use scheduler::{parse_scheduler, scheduler_of, with_scheduler};
 pub use stack::{Direct, FileFormat, FileSpec, RamSpec, SIZE_DEFAULT, StackSpec};
 pub use table::{LineSpec, TableSpec, escaped_word};
-pub use targets::{DelaySpec, FlakeySpec, LogSpec};
 pub use ublk::{Recovery, UblkSpec};
 
 /// I/O threads of a process, so hardware queues of a device, at most.

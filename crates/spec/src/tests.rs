@@ -129,7 +129,7 @@ fn what_is_refused_says_what_to_write() {
         ("rbd:pool/image", "rbd: is not in this build"),
         ("tape:x", "there is no backend \"tape\" (there are file:PATH"),
         ("file:", "file: has no path (write file:PATH)"),
-        ("file:x,dirct=on", "file has no option \"dirct\" (file has direct, offset"),
+        ("file:x,dirct=on", "file has no option \"dirct\": did you mean direct? (file has direct, offset"),
         ("file:x,direct=maybe", "option direct does not know \"maybe\" (use one of auto, on, off)"),
         ("file:x,ro=1", "option ro takes no value (write ro alone)"),
         ("file:x,ro,ro", "option ro is given twice (leave one out)"),

@@ -3,11 +3,9 @@
 use super::source::Source;
 use super::{Surroundings, Tree, cow, part, table};
 use crate::device::{DeviceConfig, DeviceError, Form};
-use crate::spec::{FileFormat, FileSpec, Format, LayerSpec, LogSpec, StackSpec, TableSpec};
-use block::{LimitOverrides, Sectors};
-use layers::dm::{Delay, Flakey, LogWrites, Place};
-use layers::{Layer, SplitLayer};
-use ring::KernelRing;
+use crate::spec::{FileFormat, FileSpec, Format, LayerSpec, StackSpec, TableSpec};
+use block::{LimitOverrides, Profile};
+use layers::{SplitLayer, Words};
 use std::sync::Arc;
 
 /// Open the backend, and put the layers on it.
@@ -104,33 +102,26 @@ fn add(below: Tree, layer: &LayerSpec) -> Result<Tree, DeviceError> {
         LayerSpec::Split(limits) => split(below, limits),
         LayerSpec::Part(selector) => part::open(below, selector),
         LayerSpec::Cow(spec) => cow::open(below, spec),
-        LayerSpec::Delay(spec) => over(Delay::of(spec.nanos()), vec![below]),
-        LayerSpec::Flakey(spec) => {
-            let flakey = Flakey::new(Sectors(0), Sectors(0), [spec.up, spec.down], spec.features);
-            over(flakey, vec![below])
-        }
-        LayerSpec::Log(spec) => log(below, spec),
+        LayerSpec::Driver(words) => driver(below, words),
         LayerSpec::Scheduler(choice) => below.with_scheduler(Some(choice)),
     }
 }
 
-fn over(layer: impl Layer<KernelRing> + 'static, below: Vec<Tree>) -> Result<Tree, DeviceError> {
-    Ok(Tree::over(Arc::new(layer), below)?)
-}
-
-/// A log of what is written, in a file.
-fn log(below: Tree, spec: &LogSpec) -> Result<Tree, DeviceError> {
-    let file = FileSpec {
-        path: spec.file.clone(),
-        format: FileFormat::Given(Format::Raw),
-        create: spec.create,
-        ..FileSpec::default()
-    };
-    let log = Tree::leaf(Source::open(&StackSpec::File(file))?);
-    let place = Place { start: Sectors(0), len: Sectors(0) };
-    let layer = LogWrites::new(place, below.profile(), log.profile())
-        .map_err(|why| std::io::Error::other(format!("{}: {why}", spec.file.display())))?;
-    over(layer, vec![below, log])
+/// A layer of the list of drivers, over its files as well.
+fn driver(below: Tree, words: &Words) -> Result<Tree, DeviceError> {
+    let mut children = vec![below];
+    for wanted in words.files() {
+        let file = FileSpec {
+            path: wanted.path,
+            format: FileFormat::Given(Format::Raw),
+            create: wanted.create,
+            ..FileSpec::default()
+        };
+        children.push(Tree::leaf(Source::open(&StackSpec::File(file))?));
+    }
+    let profiles: Vec<Profile> = children.iter().map(|child| child.profile().clone()).collect();
+    let layer = words.layer(&profiles).map_err(|why| DeviceError::Layer { name: words.name(), why })?;
+    Ok(Tree::over(layer, children)?)
 }
 
 fn split(below: Tree, limits: &str) -> Result<Tree, DeviceError> {

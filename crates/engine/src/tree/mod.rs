@@ -13,6 +13,7 @@
 mod build;
 mod commit;
 mod cow;
+mod layer;
 mod part;
 mod places;
 #[cfg(test)]

@@ -210,7 +210,13 @@ impl Record {
         // What lies below those that change stays as it was written.
         let changes = |layer: &LayerSpec| matches!(layer, LayerSpec::Split(_) | LayerSpec::Scheduler(_));
         let lowest = layers.iter().rposition(|layer| !changes(layer)).map_or(0, |at| at + 1);
-        kept.extend(was.iter().take(lowest).map(|layer| format!("--layer={layer}")));
+        for (was, layer) in was.iter().take(lowest).zip(layers) {
+            match layer {
+                // Its options can be changed, and it makes no file.
+                LayerSpec::Driver(words) if words.files().is_empty() => kept.push(format!("--layer={words}")),
+                _ => kept.push(format!("--layer={was}")),
+            }
+        }
         kept.extend(layers[lowest..].iter().map(|layer| format!("--layer={layer}")));
         kept.extend(slow.map(|slow| format!("--slow={}", format_time(slow))));
         kept.extend(io_timeout.map(|time| format!("--io-timeout={}", format_time(time))));

@@ -15,6 +15,7 @@
 //! Made and asked on the control plane; nothing here runs on the path of a request but the nodes.
 
 mod area;
+mod as_layers;
 pub mod chore;
 mod delay;
 mod dust;
@@ -35,13 +36,14 @@ mod striped;
 mod switch;
 mod table;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod unstriped;
 mod words;
 mod zero;
 
 pub(crate) use area::both;
 pub use area::{Area, Place, stack};
+pub use as_layers::{DelayWords, FlakeyWords, LogWords};
 pub use delay::Delay;
 pub use error::{LookupError, MessageError, TargetError};
 pub use fan::Fan;

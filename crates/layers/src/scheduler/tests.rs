@@ -309,12 +309,12 @@ fn deadline_a_request_whose_time_has_come_begins_the_next_batch() {
     ask(&mut bench, Op::Read, 1000, 8);
     turn(&mut bench);
     ask(&mut bench, Op::Read, 100, 8);
-    bench.ring.0 = Nanos(400 * MS);
+    bench.ring.now = Nanos(400 * MS);
     ask(&mut bench, Op::Read, 2000, 8);
     bench.end_oldest(Status::Ok);
     assert_eq!(turn(&mut bench), [(Op::Read, 2000, 8)], "it lies ahead, and nobody is late");
     ask(&mut bench, Op::Read, 3000, 8);
-    bench.ring.0 = Nanos(501 * MS);
+    bench.ring.now = Nanos(501 * MS);
     bench.end_oldest(Status::Ok);
     assert_eq!(turn(&mut bench), [(Op::Read, 100, 8)], "it has waited for half a second");
 }
@@ -323,10 +323,10 @@ fn deadline_a_request_whose_time_has_come_begins_the_next_batch() {
 fn deadline_a_group_waits_no_longer_than_the_older_of_what_it_was_made_of() {
     let mut bench = stopped("mq-deadline,queue_depth=1,fifo_batch=1,read_expire=10");
     for (time, sector) in [16, 500, 0, 8].into_iter().enumerate() {
-        bench.ring.0 = Nanos(10 + time as u64);
+        bench.ring.now = Nanos(10 + time as u64);
         ask(&mut bench, Op::Read, sector, 8);
     }
-    bench.ring.0 = Nanos(20 * MS);
+    bench.ring.now = Nanos(20 * MS);
     bench.end_oldest(Status::Ok);
     assert_eq!(turn(&mut bench), [(Op::Read, 0, 24)]);
 }

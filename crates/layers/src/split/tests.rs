@@ -306,7 +306,7 @@ fn a_timeout_asks_the_pieces_and_not_the_request() {
     let mut bench = bench("max_sectors=8");
     bench.log.borrow_mut().holds = true;
     bench.submit(sectors(Op::Write, 0, 16), &[memory(0, 16 << 9)]);
-    bench.ring.0 = bench.ring.0.after(2_000_000);
+    bench.ring.now = bench.ring.now.after(2_000_000);
     bench.queue.set_timeout(Some(1_000_000));
     bench.queue.expire(&mut bench.ring);
     bench.queue.set_timeout(None);

@@ -10,7 +10,7 @@ use block::{Bytes, Profile, QueueLimits, Sectors};
 use exports::ublk::ModelRing;
 use layers::dm::{Place, Row, Striped, TableLayer};
 use layers::scheduler::{Choice, Scheduler};
-use layers::{Cow, Layer, Pass, Split};
+use layers::{Cow, Layer, Pass, Split, Words};
 use queue::{FileId, Node, NodeId, Ring, Stack};
 use sim::nodes::{Chop, Delay, Flaky, Jam, Lender, Mirror, PlainFile, Retry, Shift};
 use sim::{Rng, SimRing};
@@ -102,9 +102,10 @@ pub(super) enum Part {
         starts: [Bytes; 2],
         below: [Box<Part>; 2],
     },
-    /// The target that holds requests.
-    Held {
-        nanos: [u64; 3],
+    /// A layer of the list of drivers. One that fails requests does not in a calm world.
+    Driver {
+        words: Words,
+        fails: bool,
         below: Box<Part>,
     },
     /// The device, and that of its log.
@@ -148,7 +149,7 @@ impl Part {
             | Part::Striped { below, .. }
             | Part::Multipath { below, .. }
             | Part::Logged { below, .. } => below,
-            Part::Table { below, .. } | Part::Held { below, .. } => std::slice::from_ref(below),
+            Part::Table { below, .. } | Part::Driver { below, .. } => std::slice::from_ref(below),
             Part::Delay { below, .. }
             | Part::Jam { below, .. }
             | Part::Flaky { below, .. }
@@ -202,7 +203,7 @@ impl Part {
             Part::Table { cut, .. } => format!("table {cut}"),
             Part::Striped { chunk, starts, .. } => format!("striped {chunk} {starts:?}"),
             Part::Multipath { number, breakage, .. } => format!("multipath {number} {breakage:?}"),
-            Part::Held { nanos, .. } => format!("held {nanos:?}"),
+            Part::Driver { words, .. } => words.to_string(),
             Part::Logged { number, .. } => format!("logged {number}"),
             Part::Pass { .. } => "pass".to_owned(),
             Part::Split { children, .. } => format!("split {children}"),
@@ -318,9 +319,11 @@ impl Builder<'_> {
                 let striped = Striped::of(*len, *chunk, &starts[..]);
                 stack.layer(Layer::<R>::node(&striped, &self.setup.any_profile(), &children), 8)
             }
-            Part::Held { nanos, .. } => {
-                let delay = layers::dm::Delay::of(*nanos);
-                stack.layer(Layer::<R>::node(&delay, &self.setup.any_profile(), &[child]), 0)
+            Part::Driver { fails: true, .. } if self.calm => stack.layer(Box::new(Pass::new(child)), 0),
+            Part::Driver { words, .. } => {
+                let profile = self.setup.any_profile();
+                let layer = words.layer::<R>(std::slice::from_ref(&profile)).expect("it takes any device");
+                stack.layer(layer.node(&profile, &[child]), layer.spares(self.setup.depth))
             }
             Part::Logged { number, below } => {
                 let children = [child, NodeId(id + 1 + below[0].size())];

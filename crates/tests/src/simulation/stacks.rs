@@ -8,6 +8,7 @@ use super::paths::Paths;
 use super::remote::Remote;
 use backends::{Alignment, Completion, Facts, Knobs, Null, NullSpec, Ram, RamSpec, Shared, Sharing};
 use block::{Abilities, Bytes, Profile, QueueLimits, Sectors, Segment};
+use layers::Words;
 use layers::cow::format::{Layout, PAGE_LEN, TABLE_AT};
 use layers::cow::{Index, Room, records};
 use layers::dm::{LogWrites, Place};
@@ -245,8 +246,11 @@ impl Setup {
             }
             10..=11 if above + 2 < DEPTH_MAX => self.striped(rng, above, len),
             12 => {
-                let nanos = std::array::from_fn(|_| rng.below(3) * rng.between(1, 3_000_000));
-                Part::Held { nanos, below: below(self, rng, len) }
+                let rows: Vec<_> = layers::drivers::rows().into_iter().filter(|row| !row.has_files).collect();
+                let row = rng.pick(&rows);
+                self.can_fail |= row.fails;
+                let words = Words::random(row, &mut |most| rng.below(most));
+                Part::Driver { words, fails: row.fails, below: below(self, rng, len) }
             }
             13 => self.logged(rng, above, len),
             // Whoever turns it has to put paths into use again.

@@ -1,18 +1,19 @@
 //! Targets as layers: `delay,read=5ms`, `flakey,up=10,down=2,drop_writes`, `log,file=writes.log,size=1G,create`.
 
-use super::SpecError;
-use block::Bytes;
-use layers::dm::{Features, Words};
-use options::write_flag;
-use options::{Escaped, Options};
-use options::{format_time, parse_time};
+use super::{Delay, Features, Flakey, LogWrites, Place, Words};
+use crate::Layer;
+use crate::drivers::{Driver, DriverFile};
+use block::{Bytes, Profile, Sectors};
+use options::{Escaped, Options, SpecError, format_time, parse_time, write_flag};
+use queue::Ring;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// `delay,read=TIME,…`: how long requests are held.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct DelaySpec {
+pub struct DelayWords {
     /// Reads, and whatever else changes nothing.
     pub read: Duration,
     /// Writes, discards, write zeroes.
@@ -23,7 +24,7 @@ pub struct DelaySpec {
 
 /// `flakey,up=N,down=N,…`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct FlakeySpec {
+pub struct FlakeyWords {
     /// Seconds for which it works.
     pub up: u32,
     /// Seconds for which it does not.
@@ -34,36 +35,44 @@ pub struct FlakeySpec {
 
 /// `log,file=PATH,…`.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct LogSpec {
+pub struct LogWords {
     /// The log.
     pub file: PathBuf,
     /// Make it, of this size, if it is not there.
     pub create: Option<Bytes>,
 }
 
-type Items<'a> = &'a mut dyn Iterator<Item = String>;
+impl Driver for DelayWords {
+    const NAME: &'static str = "delay";
+    const KEYS: &'static [&'static str] = &["read", "write", "flush"];
+    const USAGE: &'static str = "delay[,read=TIME][,write=TIME][,flush=TIME]";
+    const ABOUT: &'static str = "holds requests for a while";
+    const EXAMPLE: &'static str = "delay,read=5ms";
 
-impl DelaySpec {
-    pub(super) fn parse(mut items: impl Iterator<Item = String>) -> Result<DelaySpec, SpecError> {
-        let mut options = Options::new("delay", &["read", "write", "flush"], &mut items as Items<'_>)?;
+    fn read(mut options: Options) -> Result<DelayWords, SpecError> {
         let mut time = |key| match options.text(key)? {
             Some(text) => parse_time(&text),
             None => Ok(Duration::ZERO),
         };
-        let delay = DelaySpec { read: time("read")?, write: time("write")?, flush: time("flush")? };
-        if delay == DelaySpec::default() {
+        let delay = DelayWords { read: time("read")?, write: time("write")?, flush: time("flush")? };
+        if delay == DelayWords::default() {
             return Err(SpecError::new("delay holds nothing", "for example delay,read=5ms"));
         }
         Ok(delay)
     }
 
-    /// Reads, writes, flushes.
-    pub fn nanos(&self) -> [u64; 3] {
-        [self.read, self.write, self.flush].map(|time| time.as_nanos().try_into().unwrap_or(u64::MAX))
+    fn random(below: &mut dyn FnMut(u64) -> u64) -> DelayWords {
+        let mut time = || Duration::from_nanos(below(2) * below(300_000));
+        DelayWords { read: time() + Duration::from_nanos(1), write: time(), flush: time() }
+    }
+
+    fn layer<R: Ring>(&self, _: &[Profile]) -> Result<Arc<dyn Layer<R>>, String> {
+        let times = [self.read, self.write, self.flush];
+        Ok(Arc::new(Delay::of(times.map(|time| time.as_nanos().try_into().unwrap_or(u64::MAX)))))
     }
 }
 
-impl fmt::Display for DelaySpec {
+impl fmt::Display for DelayWords {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "delay")?;
         for (key, time) in [("read", self.read), ("write", self.write), ("flush", self.flush)] {
@@ -78,10 +87,16 @@ impl fmt::Display for DelaySpec {
 const FLAGS: [&str; 3] = ["error_reads", "drop_writes", "error_writes"];
 const VALUES: [&str; 3] = ["corrupt_bio_byte", "random_read_corrupt", "random_write_corrupt"];
 
-impl FlakeySpec {
-    pub(super) fn parse(mut items: impl Iterator<Item = String>) -> Result<FlakeySpec, SpecError> {
-        const KNOWN: &[&str] = &["up", "down", FLAGS[0], FLAGS[1], FLAGS[2], VALUES[0], VALUES[1], VALUES[2]];
-        let mut options = Options::new("flakey", KNOWN, &mut items as Items<'_>)?;
+impl Driver for FlakeyWords {
+    const NAME: &'static str = "flakey";
+    const KEYS: &'static [&'static str] =
+        &["up", "down", FLAGS[0], FLAGS[1], FLAGS[2], VALUES[0], VALUES[1], VALUES[2]];
+    const USAGE: &'static str = "flakey[,up=SECONDS],down=SECONDS[,error_reads][,drop_writes][,error_writes]\n         [,corrupt_bio_byte=NTH:r|w:VALUE:FLAGS][,random_read_corrupt=PERBILLION][,random_write_corrupt=PERBILLION]";
+    const ABOUT: &'static str = "works for some seconds, then fails for some";
+    const EXAMPLE: &'static str = "flakey,up=10,down=2";
+    const FAILS: bool = true;
+
+    fn read(mut options: Options) -> Result<FlakeyWords, SpecError> {
         let up: u32 = options.value("up", "10")?.unwrap_or(0);
         let down: u32 = options.value("down", "2")?.unwrap_or(0);
         if down == 0 || up.checked_add(down).is_none() {
@@ -105,11 +120,20 @@ impl FlakeySpec {
         let features = Features::read(Words::new(&words)).map_err(|why| {
             SpecError::new(why.to_string(), "for example flakey,down=1,corrupt_bio_byte=1:w:255:0")
         })?;
-        Ok(FlakeySpec { up, down, features })
+        Ok(FlakeyWords { up, down, features })
+    }
+
+    fn random(below: &mut dyn FnMut(u64) -> u64) -> FlakeyWords {
+        let features = Features { error_reads: true, error_writes: true, ..Features::default() };
+        FlakeyWords { up: below(10) as u32, down: 1 + below(10) as u32, features }
+    }
+
+    fn layer<R: Ring>(&self, _: &[Profile]) -> Result<Arc<dyn Layer<R>>, String> {
+        Ok(Arc::new(Flakey::new(Sectors(0), Sectors(0), [self.up, self.down], self.features)))
     }
 }
 
-impl fmt::Display for FlakeySpec {
+impl fmt::Display for FlakeyWords {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "flakey,up={},down={}", self.up, self.down)?;
         let Features { error_reads, drop_writes, error_writes, corrupt, .. } = self.features;
@@ -130,9 +154,15 @@ impl fmt::Display for FlakeySpec {
     }
 }
 
-impl LogSpec {
-    pub(super) fn parse(mut items: impl Iterator<Item = String>) -> Result<LogSpec, SpecError> {
-        let mut options = Options::new("log", &["file", "size", "create"], &mut items as Items<'_>)?;
+impl Driver for LogWords {
+    const NAME: &'static str = "log";
+    const KEYS: &'static [&'static str] = &["file", "size", "create"];
+    const USAGE: &'static str = "log,file=PATH[,size=SIZE,create]";
+    const ABOUT: &'static str = "logs what is written, as dm-log-writes does";
+    const EXAMPLE: &'static str = "log,file=writes.log,size=1G,create";
+    const HAS_FILES: bool = true;
+
+    fn read(mut options: Options) -> Result<LogWords, SpecError> {
         let example = "for example log,file=writes.log,size=1G,create";
         let Some(file) = options.text("file")? else {
             return Err(SpecError::new("log has no file to write to", example));
@@ -142,11 +172,31 @@ impl LogSpec {
         if create != size.is_some() {
             return Err(SpecError::new("size and create go together", example));
         }
-        Ok(LogSpec { file: file.into(), create: size })
+        Ok(LogWords { file: file.into(), create: size })
+    }
+
+    fn random(below: &mut dyn FnMut(u64) -> u64) -> LogWords {
+        let create = (below(2) == 0).then(|| Bytes((1 + below(1024)) << 20));
+        LogWords { file: format!("writes, {}.log", below(10)).into(), create }
+    }
+
+    fn files(&self) -> Vec<DriverFile> {
+        vec![DriverFile { path: self.file.clone(), create: self.create }]
+    }
+
+    fn rooted(self, base: &Path) -> LogWords {
+        LogWords { file: base.join(&self.file), ..self }
+    }
+
+    fn layer<R: Ring>(&self, below: &[Profile]) -> Result<Arc<dyn Layer<R>>, String> {
+        let place = Place { start: Sectors(0), len: Sectors(0) };
+        let log = LogWrites::new(place, &below[0], &below[1]);
+        let log = log.map_err(|why| format!("{}: {why}", self.file.display()))?;
+        Ok(Arc::new(log))
     }
 }
 
-impl fmt::Display for LogSpec {
+impl fmt::Display for LogWords {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "log,file={}", Escaped(&self.file.to_string_lossy()))?;
         self.create.map_or(Ok(()), |size| write!(f, ",size={size},create"))
@@ -155,7 +205,17 @@ impl fmt::Display for LogSpec {
 
 #[cfg(test)]
 mod tests {
-    use crate::LayerSpec;
+    use crate::drivers::Words;
+    use crate::testing::Bench;
+    use block::{Op, Request, Status};
+    use options::SpecError;
+    use queue::{Nanos, NodeId};
+
+    fn words(text: &str) -> Result<Words, SpecError> {
+        let mut items = options::split(text);
+        let name = items.remove(0);
+        Words::read(&name, items).expect("a driver")
+    }
 
     #[test]
     fn targets_as_layers_are_read_and_shown_again() {
@@ -168,10 +228,24 @@ mod tests {
             "log,file=writes,,log",
             "log,file=w.log,size=1G,create",
         ] {
-            assert_eq!(text.parse::<LayerSpec>().unwrap().to_string(), text);
+            assert_eq!(words(text).unwrap().to_string(), text);
         }
-        let plain = "flakey,up=3,down=1".parse::<LayerSpec>().unwrap();
+        let plain = words("flakey,up=3,down=1").unwrap();
         assert_eq!(plain.to_string(), "flakey,up=3,down=1,error_reads,error_writes");
+    }
+
+    #[test]
+    fn a_delay_holds_reads_and_lets_flushes_through() {
+        let profile = super::super::testing::profile(block::Bytes::gib(1));
+        let layer = words("delay,read=5ms").unwrap().layer(std::slice::from_ref(&profile)).unwrap();
+        let mut bench = Bench::deep(4, 0, layer.node(&profile, &[NodeId(1)]));
+        bench.submit(Request::new(Op::Prefetch, block::Bytes(0), block::Bytes(512)), &[]);
+        bench.submit(Request::flush(), &[]);
+        assert_eq!(bench.done(), [Status::Ok], "the flush");
+        bench.pass_until(Nanos(5_000_000));
+        assert_eq!(bench.done(), []);
+        bench.pass_until(Nanos(5_000_001));
+        assert_eq!(bench.done(), [Status::Ok], "it came at 1 ns");
     }
 
     #[test]
@@ -185,7 +259,7 @@ mod tests {
             ("log", "no file"),
             ("log,file=x,create", "go together"),
         ] {
-            let error = text.parse::<LayerSpec>().unwrap_err().to_string();
+            let error = words(text).unwrap_err().to_string();
             assert!(error.contains(why), "{text}: {error}");
         }
     }
