@@ -1,6 +1,7 @@
 //! The list of layers that users name. A new one is a line here.
 
 mod driver;
+mod throttle;
 
 pub use driver::{Driver, DriverFile, Row, Words};
 
@@ -10,6 +11,7 @@ use block::Profile;
 use driver::read;
 use queue::Ring;
 use std::sync::Arc;
+use throttle::Throttle;
 
 macro_rules! list {
     ($($driver:ty),* $(,)?) => {
@@ -32,7 +34,7 @@ macro_rules! list {
     };
 }
 
-list!(DelayWords, FlakeyWords, LogWords);
+list!(DelayWords, FlakeyWords, LogWords, Throttle);
 
 #[cfg(test)]
 mod tests {
