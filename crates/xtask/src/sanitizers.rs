@@ -54,7 +54,12 @@ pub(crate) fn soak(root: &Path) -> bool {
     let address = chore.step(&address, &environment);
     // The standard library is built with it, too: of one that is not, it reports races that are none.
     let thread = [&test[..], &["-Zbuild-std"], &of(&SHARED)].concat();
-    let environment = [("RUSTFLAGS", "-Zsanitizer=thread"), ("CARGO_TARGET_DIR", "target/tsan")];
+    let known = format!("suppressions={}", root.join("crates/xtask/thread-sanitizer.txt").display());
+    let environment = [
+        ("RUSTFLAGS", "-Zsanitizer=thread"),
+        ("CARGO_TARGET_DIR", "target/tsan"),
+        ("TSAN_OPTIONS", known.as_str()),
+    ];
     let thread = chore.step(&thread, &environment);
     chore.end(models && miri && address && thread)
 }
