@@ -12,7 +12,8 @@ use std::process::{Command, Stdio};
 /// longer than a quarter of an hour under Miri.
 const PURE: [&str; 3] = ["blockyard-block", "blockyard-trace", "blockyard-queue"];
 /// Tests of those that take Miri longer than a minute each: they repeat themselves thousands of times.
-const LONG: [&str; 3] = ["no_order_of_parts_and_wholes", "threads_that_write", "many_threads_leave"];
+const LONG: [&str; 4] =
+    ["no_order_of_parts_and_wholes", "threads_that_write", "many_threads_leave", "records_arrive_whole"];
 /// Crates with `unsafe`.
 const UNSAFE: [&str; 5] =
     ["blockyard-ring", "blockyard-ublk", "blockyard-fuse", "blockyard-loopdev", "blockyard-backends"];

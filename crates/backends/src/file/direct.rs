@@ -92,7 +92,7 @@ impl FileNode {
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
         if result < 0 {
-            return self.failed(req, result);
+            return self.not_moved(io, req, result, cx);
         }
         let block = self.shared.facts.direct.map_or(1, |alignment| u64::from(alignment.offset));
         let slot = self.slot(io);

@@ -174,10 +174,10 @@ impl FileNode {
         &mut self.slots[io.tag.index()]
     }
 
-    /// One write that is synced by the kernel does. Its ENOSPC is ambiguous where data may wait in the page cache, so a
-    /// buffered file without `error_file` is synced separately.
+    /// One write that is synced by the kernel does. Its ENOSPC is ambiguous, so a file without `error_file` is synced
+    /// separately.
     fn syncs_writes(&self) -> bool {
-        self.error_file.is_some() || self.shared.facts.direct.is_some()
+        self.error_file.is_some()
     }
 
     /// Whether a write of this request's data is to be synced with it.
@@ -331,10 +331,10 @@ impl FileNode {
     ) -> Verdict {
         let is_full = [libc::ENOSPC, libc::EDQUOT].contains(&i32::try_from(-result).unwrap_or(0));
         let is_durable = req.op == Op::Write && req.flags.has(Flags::FUA) && !self.slot(io).is_zeroing();
-        let facts = &self.shared.facts;
         // Either the file system has no room for this write, or the sync of this write reports that earlier data was lost,
-        // for example because a thin-provisioned disk under the file system is full.
-        if is_full && is_durable && !facts.memory && facts.direct.is_none() && self.error_file.is_some() {
+        // for example because a thin-provisioned disk under the file system is full. Direct writes are no different: a
+        // network file system, or one in user space, may keep them in a cache of its own.
+        if is_full && is_durable && !self.shared.facts.memory && self.error_file.is_some() {
             self.slot(io).checks_errors = true;
             return self.flush(io, cx);
         }

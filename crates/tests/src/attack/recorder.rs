@@ -196,6 +196,29 @@ struct State {
     drop_one_sync_in: u64,
     syncs: u64,
     draws: u64,
+    /// Open file descriptions, by their numbers: which file, and how many of its losses each was told of.
+    handles: BTreeMap<u64, (u64, usize)>,
+    /// The errno of each sync that failed, by file.
+    losses: BTreeMap<u64, Vec<i32>>,
+}
+
+impl State {
+    /// A new open file description. It is not told of what was lost before.
+    fn open(&mut self, file: u64) -> FileHandle {
+        let told = self.losses.get(&file).map_or(0, Vec::len);
+        let number = self.handles.last_key_value().map_or(1, |(last, _)| last + 1);
+        self.handles.insert(number, (file, told));
+        FileHandle(number)
+    }
+
+    /// The loss that an open file description is to be told of next.
+    fn next_loss(&mut self, handle: FileHandle) -> Option<i32> {
+        let (file, told) = self.handles.get_mut(&handle.0)?;
+        let losses = self.losses.get(file)?;
+        let errno = *losses.last().filter(|_| losses.len() > *told)?;
+        *told = losses.len();
+        Some(errno)
+    }
 }
 
 struct Folder {
@@ -436,13 +459,17 @@ impl Filesystem for Folder {
         state.names.insert(name.to_owned(), file);
         state.files.insert(file, Vec::new());
         state.recording.base.insert(file, (name.to_owned(), Vec::new()));
-        reply.created(&KEPT, &self.attributes(&state, file), Generation(0), FileHandle(0), flags);
+        let handle = state.open(file);
+        reply.created(&KEPT, &self.attributes(&state, file), Generation(0), handle, flags);
     }
 
-    fn open(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         match self.judge(Call::Open).1 {
             Verdict::Fail(errno) => reply.error(Errno::from_i32(errno)),
-            _ => reply.opened(FileHandle(0), self.opening()),
+            _ => {
+                let (flags, handle) = (self.opening(), self.state().open(ino.into()));
+                reply.opened(handle, flags);
+            }
         }
     }
 
@@ -531,12 +558,15 @@ impl Filesystem for Folder {
         }
     }
 
-    fn fsync(&self, _req: &Request, ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+    /// A sync that fails loses what was dirty, as on Linux: each open file description is told of it once, and
+    /// the syncs after that succeed.
+    fn fsync(&self, _req: &Request, ino: INodeNo, fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
         let (begin, verdict) = self.judge(Call::Sync);
         let file = ino.into();
         if let Verdict::Fail(errno) = verdict {
-            // As Linux does: what was dirty is forgotten, and the next sync succeeds.
             let mut state = self.state();
+            state.losses.entry(file).or_default().push(errno);
+            let _ = state.next_loss(fh);
             let records = &mut state.recording.records;
             let durable =
                 records.iter().filter(|record| record.file == file && matches!(record.deed, Deed::Sync));
@@ -554,9 +584,11 @@ impl Filesystem for Folder {
         if dropped {
             return reply.ok();
         }
-        match self.perform(file, begin, Deed::Sync, false) {
-            Ok(()) => reply.ok(),
-            Err(errno) => reply.error(errno),
+        let done = self.perform(file, begin, Deed::Sync, false);
+        let lost = self.state().next_loss(fh).map(Errno::from_i32);
+        match done.err().or(lost) {
+            None => reply.ok(),
+            Some(errno) => reply.error(errno),
         }
     }
 

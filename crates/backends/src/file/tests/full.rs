@@ -83,6 +83,20 @@ fn a_direct_write_without_room_fails_alone() {
     }
 }
 
+#[test]
+fn a_direct_write_whose_sync_tells_of_a_loss_fails_the_file() {
+    let direct = Some(Alignment { memory: 512, offset: 512 });
+    for (offset, len) in [(0, 4096), (100, 1000)] {
+        let (_dir, path) = image();
+        let (shared, mut disk) = with_facts(&path, Facts { direct, ..buffered_facts() });
+        disk.ring.faults.push_back((is_write, Fault::Errno(libc::ENOSPC)));
+        disk.ring.faults.push_back((is_sync, Fault::Errno(libc::ENOSPC)));
+        assert_eq!(disk.write(offset, &vec![1; len], Flags::FUA), Status::IoError);
+        assert!(shared.flush_failed(), "the second descriptor was told of it, too");
+        assert_eq!(disk.bare(Op::Flush, 0, 0), Status::IoError);
+    }
+}
+
 /// A durable write that the ring has and that will end with ENOSPC.
 fn doubtful() -> (tempfile::TempDir, Arc<Shared>, Harness) {
     let (dir, path) = image();
