@@ -1,7 +1,7 @@
 //! Requests of a block device that the ublk export serves, from the model of the driver: with the export, and with
 //! commands given by hand, whose price is the model's own.
 
-use super::rig::Mix;
+use super::rig::{Mix, Place, places};
 use super::ring::BenchRing;
 use super::{DEPTH, LEN};
 use block::{Bytes, Cookie, Request, Status};
@@ -36,6 +36,8 @@ pub(crate) struct ExportRig {
     served: Option<Served>,
     finished: u64,
     asked: u64,
+    /// For their coins.
+    places: Vec<Place>,
 }
 
 struct Served {
@@ -78,7 +80,7 @@ impl ExportRig {
             (0..DEPTH).for_each(|tag| by_hand(&mut ring, tag, IoOp::FetchReq, 0));
         }
         control.start(device, SERVER).expect("every tag was fetched");
-        ExportRig { model, device, ring, served, finished: 0, asked: 0 }
+        ExportRig { model, device, ring, served, finished: 0, asked: 0, places: places() }
     }
 
     /// Carry `count` requests, [`DEPTH`] at a time. What is measured.
@@ -106,10 +108,10 @@ impl ExportRig {
     }
 
     fn ask(&mut self, mix: Mix) {
-        let index = self.asked as usize;
+        let place = self.places[self.asked as usize & (self.places.len() - 1)];
+        let op = if mix.op(place) == block::Op::Read { KernelOp::Read } else { KernelOp::Write };
+        let start = (self.asked * (LEN >> 9)) % (SIZE.0 >> 9);
         self.asked += 1;
-        let op = if mix.op(index) == block::Op::Read { KernelOp::Read } else { KernelOp::Write };
-        let start = (index as u64 * (LEN >> 9)) % (SIZE.0 >> 9);
         let data = vec![0; LEN as usize];
         let request = ClientRequest {
             op,

@@ -5,17 +5,18 @@ use super::{DEPTH, LEN, PIECES};
 use crate::multipath::{Shared, Subject};
 use backends::{Null, NullSpec, Ram, RamSpec};
 use block::{
-    Abilities, Bytes, Cookie, Data, Flags, Op, Profile, QueueLimits, Request, Sectors, Segment, Status,
+    Abilities, Bytes, Cookie, Data, Flags, Op, Profile, QueueLimits, Request, Sectors, Segment, Status, Tag,
 };
 use layers::scheduler::{Choice, Policy, Scheduler};
 use layers::{Layer, Pass, Split};
 use queue::{Cx, Done, Nanos, Node, NodeId, Owner, Queue, QueueConfig, QueueId, Stack, Verdict};
+use std::hint::black_box;
 use std::sync::Arc;
 
 /// How large the RAM disk is: far more than any cache.
 const DISK: Bytes = Bytes::mib(256);
-/// How many offsets there are before they repeat.
-const OFFSETS: usize = 1 << 15;
+/// How many places there are before they repeat: a power of two. No branch predictor learns so many coins.
+const PLACES: usize = 1 << 16;
 
 /// What is asked of the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,14 +38,24 @@ impl Mix {
     }
 
     #[inline]
-    pub(crate) fn op(self, index: usize) -> Op {
+    pub(crate) fn op(self, place: Place) -> Op {
         match self {
             Mix::Reads => Op::Read,
             Mix::Writes => Op::Write,
-            // By a hash of the index: a branch predictor must not learn it.
-            Mix::Half if (index.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) & 1 == 0 => Op::Read,
+            Mix::Half if place.0 & 1 == 0 => Op::Read,
             Mix::Half => Op::Write,
         }
+    }
+}
+
+/// Where a request goes: a multiple of [`LEN`], and in its lowest bit a coin that decides between reading and writing.
+#[derive(Clone, Copy)]
+pub(crate) struct Place(u64);
+
+impl Place {
+    #[inline]
+    pub(crate) fn offset(self) -> u64 {
+        self.0 & !1
     }
 }
 
@@ -61,7 +72,7 @@ pub(crate) enum Stacking {
     /// A split: over a null device with requests that fit, or over a hollow one with requests that are as
     /// `Long` and cut into [`PIECES`].
     Split { whole: bool },
-    /// A RAM disk, filled.
+    /// A RAM disk, every block of which is written, in pages of 4 KiB.
     Ram,
     /// mq-deadline over a null device, with requests at random places, or with such as follow on each other.
     Deadline { follow: bool },
@@ -74,14 +85,15 @@ pub(crate) struct Rig {
     queue: Queue<BenchRing>,
     ring: BenchRing,
     done: Vec<Done>,
-    offsets: Vec<u64>,
+    /// A power of two of them.
+    places: Vec<Place>,
     next: usize,
     len: u64,
     flags: Flags,
 }
 
-/// Random places of a disk where a request of `LEN` bytes may lie.
-pub(super) fn offsets() -> Vec<u64> {
+/// Random places of a disk where a request of `LEN` bytes may lie, with random coins.
+pub(super) fn places() -> Vec<Place> {
     let mut state = 0x2545_f491_4f6c_dd1du64;
     let mut random = || {
         state ^= state << 13;
@@ -89,7 +101,16 @@ pub(super) fn offsets() -> Vec<u64> {
         state ^= state << 17;
         state
     };
-    (0..OFFSETS).map(|_| random() % (DISK.0 / LEN) * LEN).collect()
+    let mut place = || {
+        let random = random();
+        Place((random % (DISK.0 / LEN) * LEN) | (random >> 63))
+    };
+    (0..PLACES).map(|_| place()).collect()
+}
+
+/// Every block of the disk once.
+fn in_order() -> Vec<Place> {
+    (0..DISK.0 / LEN).map(|n| Place(n * LEN)).collect()
 }
 
 pub(super) fn disk_size() -> usize {
@@ -194,13 +215,14 @@ impl Rig {
         stack.backend(backend(stacking));
         // A null device's reads are lent, as the NBD export has them; a RAM disk's are to be copied, and those that are cut
         // bring memory, too.
-        let flags = if stacking == Stacking::Ram || is_long { Flags::NONE } else { Flags::MAY_LEND };
+        let is_ram = stacking == Stacking::Ram;
+        let flags = if is_ram || is_long { Flags::NONE } else { Flags::MAY_LEND };
         let mut rig = Rig::over(stack, len, flags);
-        if stacking == Stacking::Ram {
+        if is_ram {
             rig.fill();
         }
         if stacking == (Stacking::Deadline { follow: true }) {
-            rig.offsets = (0..OFFSETS as u64).map(|n| n * LEN % DISK.0).collect();
+            rig.places = in_order();
         }
         rig
     }
@@ -216,17 +238,18 @@ impl Rig {
             queue: Queue::new(config, stack).expect("a stack that fits"),
             ring: BenchRing::new(usize::from(DEPTH) * len as usize),
             done: Vec::with_capacity(DEPTH.into()),
-            offsets: offsets(),
+            places: places(),
             next: 0,
             len,
             flags,
         }
     }
 
+    /// Write every block of the disk once.
     fn fill(&mut self) {
-        let random = std::mem::replace(&mut self.offsets, (0..DISK.0 / LEN).map(|n| n * LEN).collect());
+        let random = std::mem::replace(&mut self.places, in_order());
         self.run(Mix::Writes, DISK.0 / LEN);
-        self.offsets = random;
+        self.places = random;
         self.next = 0;
         let _ = self.counted();
     }
@@ -248,15 +271,16 @@ impl Rig {
     #[inline]
     fn turn(&mut self, mix: Mix) {
         while let Some(tag) = self.queue.tag() {
-            let index = self.next % OFFSETS;
+            let index = self.next & (self.places.len() - 1);
+            let place = self.places[index];
             self.next += 1;
             let memory =
                 Segment { offset: tag.index() as u64 * self.len, len: self.len as u32, region: BUFFERS };
-            let op = mix.op(index);
+            let op = mix.op(place);
             // Where reads are sure to be lent memory, the exports bring none.
             let lent = op == Op::Read && self.flags.has(Flags::MAY_LEND);
             let req = Request {
-                offset: Bytes(self.offsets[index]),
+                offset: Bytes(place.offset()),
                 len: Bytes(self.len),
                 data: if lent { Data::NONE } else { Data::One(memory) },
                 op,
@@ -272,6 +296,49 @@ impl Rig {
         }
         let now = self.ring.look_at_clock();
         statistics_of_a_turn(&mut self.queue, now);
+    }
+}
+
+/// What keeps a [`Rig`] busy, without its queue: what is taken off to see what the queue takes.
+pub(crate) struct Harness {
+    ring: BenchRing,
+    free: Vec<Tag>,
+    done: Vec<Done>,
+    places: Vec<Place>,
+    next: usize,
+}
+
+impl Harness {
+    pub(crate) fn new() -> Harness {
+        Harness {
+            ring: BenchRing::new(usize::from(DEPTH) * LEN as usize),
+            free: (0..DEPTH).rev().map(Tag).collect(),
+            done: Vec::with_capacity(DEPTH.into()),
+            places: places(),
+            next: 0,
+        }
+    }
+
+    #[inline(never)]
+    pub(crate) fn run(&mut self, mix: Mix, count: u64) {
+        for _ in 0..count / u64::from(DEPTH) {
+            while let Some(tag) = self.free.pop() {
+                let index = self.next & (self.places.len() - 1);
+                let place = self.places[index];
+                self.next += 1;
+                let memory = Segment { offset: tag.index() as u64 * LEN, len: LEN as u32, region: BUFFERS };
+                let op = mix.op(place);
+                let data = if op == Op::Read { Data::NONE } else { Data::One(memory) };
+                let (offset, len) = (Bytes(place.offset()), Bytes(LEN));
+                black_box(Request { offset, len, data, op, flags: Flags::MAY_LEND });
+                self.done.push(Done { tag, owner: Owner(index as u32), status: Status::Ok });
+            }
+            for done in self.done.drain(..) {
+                assert!(done.status.is_ok(), "{:?}", done.status);
+                self.free.push(done.tag);
+            }
+            black_box(self.ring.look_at_clock());
+        }
     }
 }
 
