@@ -30,7 +30,8 @@ mod zero;
 
 pub use failing::{Failing, FailingNode};
 pub use file::{
-    Alignment, Direct, Facts, File, FileNode, FileSpec, HEAD_LEN, OpenError, Shared, container, not_raw,
+    Alignment, Content, Direct, Facts, File, FileNode, FileSpec, HEAD_LEN, OpenError, Shared, container,
+    content, instead_of_image,
 };
 pub use null::{
     BadRanges, Completion, CompletionError, FaultSpec, IrqMode, KnobError, Knobs, Null, NullError, NullNode,

@@ -102,8 +102,8 @@ fn settle_format(file: &mut FileSpec, record: &Record) {
             file.backing = Backing::Beside;
         }
     }
-    // One that began as an image would have been refused, or another program made it one: it is still the raw disk.
-    if file.format == FileFormat::Unspecified && file.begins_as_image() {
+    // One that was refused then would have been refused, or another program made it one: it is still the raw disk.
+    if file.format == FileFormat::Unspecified && file.is_refused_as_raw() {
         file.format = FileFormat::Given(Format::Raw);
     }
 }

@@ -3,6 +3,7 @@
 //! A raw disk holds whatever its clients write, the header of another format too. Who detects the format of a disk that
 //! clients wrote lets them choose what the next server reads, and from which files of the host.
 
+use backends::Content;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
@@ -53,17 +54,32 @@ pub fn detect(path: &Path) -> io::Result<Format> {
 ///
 /// # Errors
 /// The file could be opened and not read.
-pub fn container_of(path: &Path) -> io::Result<Option<&'static str>> {
+pub(crate) fn container_of(path: &Path) -> io::Result<Option<&'static str>> {
+    let Some(file) = open_regular(path)? else { return Ok(None) };
+    let mut head = Vec::new();
+    file.take(backends::HEAD_LEN as u64).read_to_end(&mut head)?;
+    Ok(backends::container(&head))
+}
+
+/// Says why a regular file is not served as a raw disk unless the user asks for that, and what to do. `None`, too, for
+/// what cannot be opened or is no such file.
+///
+/// # Errors
+/// The file could be opened and not read.
+pub fn why_not_raw(path: &Path) -> io::Result<Option<String>> {
+    let Some(file) = open_regular(path)? else { return Ok(None) };
+    Ok(match backends::content(&file, path)? {
+        Content::Other(why) => Some(why),
+        Content::Raw | Content::MayBeCompressed(_) => None,
+    })
+}
+
+fn open_regular(path: &Path) -> io::Result<Option<File>> {
     // A FIFO must not hold us up.
     let Ok(file) = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path) else {
         return Ok(None);
     };
-    if !file.metadata()?.is_file() {
-        return Ok(None);
-    }
-    let mut head = Vec::new();
-    file.take(backends::HEAD_LEN as u64).read_to_end(&mut head)?;
-    Ok(backends::container(&head))
+    Ok(file.metadata()?.is_file().then_some(file))
 }
 
 #[cfg(test)]

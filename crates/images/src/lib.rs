@@ -27,7 +27,7 @@ mod work;
 
 pub use beside::Backing;
 pub use create::{Creation, create_qcow2};
-pub use detect::{Format, container_of, detect};
+pub use detect::{Format, detect, why_not_raw};
 pub use node::ImageNode;
 pub use open::ImageError;
 pub use pool::Nudge;

@@ -4,6 +4,7 @@
 //! and only to a certain depth; a data file beside the image, which would be written, is refused.
 
 use crate::beside::{self, Beside};
+use crate::detect::container_of;
 use crate::lengths::Lengths;
 use crate::pool::Pool;
 use crate::{Access, Content, Format, Image, ImageSpec, sparse};
@@ -42,6 +43,16 @@ pub enum ImageError {
         writable: bool,
         /// What is wrong.
         source: io::Error,
+    },
+    /// It is no image of the format that was given.
+    #[error("{} is not a {format} image: {why}", path.display())]
+    NotOne {
+        /// The file.
+        path: PathBuf,
+        /// The format that was given.
+        format: Format,
+        /// What it holds instead, and what to do.
+        why: String,
     },
     /// It holds nothing.
     #[error("{}: it holds less than a sector", _0.display())]
@@ -125,7 +136,8 @@ impl Image {
             source,
         };
         let gate = Gate::new(spec);
-        let content = open_format(spec, read_only, &gate).map_err(wrong)?;
+        let content =
+            open_format(spec, read_only, &gate).map_err(|source| not_one(spec).unwrap_or(wrong(source)))?;
         if let (Some(creation), Content::Qcow2(disk)) = (&spec.create, &content) {
             let checked = creation.check_existing(disk, &spec.path);
             checked.map_err(|why| ImageError::Differs { path: spec.path.clone(), why })?;
@@ -141,6 +153,17 @@ impl Image {
         let pool = Pool::start(access.clone()).map_err(ImageError::Threads)?;
         Ok(Arc::new(Image { spec: spec.clone(), size, read_only, backing, access, pool }))
     }
+}
+
+/// Says what a file holds that does not begin as an image of its format. `None`: it begins as one.
+///
+/// This is asked only after opening failed, since there are descriptors of vmdk that detection does not know.
+fn not_one(spec: &ImageSpec) -> Option<ImageError> {
+    if container_of(&spec.path).ok()? == Some(spec.format.to_string().as_str()) {
+        return None;
+    }
+    let why = backends::instead_of_image(&std::fs::File::open(&spec.path).ok()?).ok()?;
+    Some(ImageError::NotOne { path: spec.path.clone(), format: spec.format, why })
 }
 
 /// Opens a new image to be read, and what it names, as it will be opened when it is served.

@@ -90,7 +90,11 @@ pub(crate) fn word(bytes: &[u8], at: usize) -> u64 {
 /// How many bytes [`Header::parse`] needs: the first cluster, whose size is in the header.
 pub(crate) fn first_cluster_len(start: &[u8; LEN_V2]) -> io::Result<usize> {
     if half(start, 0) != MAGIC {
-        return Err(damaged("it does not begin as a qcow2 image"));
+        // Not `InvalidData`: no repair makes it one.
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is not a qcow2 image: its header is missing",
+        ));
     }
     let bits = half(start, 20);
     if !(9..=21).contains(&bits) {

@@ -447,9 +447,10 @@ impl FileSpec {
         self.is_image() || self.format == FileFormat::Probe
     }
 
-    /// Whether it begins as an image by now. A file that cannot be read does not: opening it says more.
-    pub fn begins_as_image(&self) -> bool {
-        matches!(images::container_of(&self.path), Ok(Some(_)))
+    /// Whether the file would be refused by now as it may not be a raw disk. A file that cannot be read would not:
+    /// opening it says more.
+    pub fn is_refused_as_raw(&self) -> bool {
+        matches!(images::why_not_raw(&self.path), Ok(Some(_)))
     }
 
     /// The image to create if the file is missing.

@@ -1,8 +1,8 @@
 //! What a file is served as: what the user says, and never what a client wrote to it.
 
 use blockyard_tests::peer::Peer;
-use blockyard_tests::server::{Sandbox, Server};
-use blockyard_tests::tools::{missing, run};
+use blockyard_tests::server::{Sandbox, Server, noise};
+use blockyard_tests::tools::{PATIENCE, missing, run, until};
 use proto::nbd::{CommandFlags, NbdError};
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
@@ -91,7 +91,8 @@ fn a_file_that_begins_as_an_image_is_served_only_as_what_the_user_says() {
     let said = refused(&sandbox, &["serve", "file:evil.qcow2,format=qcow2,offset=4096", "--nbd", "unix:s"]);
     assert!(said.contains("qcow2 image, for which offset means nothing"), "{said}");
     let said = refused(&sandbox, &["serve", "file:evil.qcow2,format=vmdk", "--nbd", "unix:s"]);
-    assert!(said.contains("as vmdk failed"), "{said}");
+    let expected = "evil.qcow2 is not a vmdk image: it begins as a qcow2 image (add format=qcow2";
+    assert!(said.contains(expected), "{said}");
     sandbox.run(&["serve", "file:evil.qcow2,format=vdi", "--nbd", "unix:s"]).failed_with(2);
     sandbox.run(&["serve", "file:evil.qcow2,format=raw,backing=allow", "--nbd", "unix:s"]).failed_with(2);
     qemu_img(&sandbox, &["create", "-q", "-f", "vhdx", "other", "1M"]);
@@ -108,6 +109,56 @@ fn a_file_that_begins_as_an_image_is_served_only_as_what_the_user_says() {
     // One that was asked for and is not there stays away later, too.
     let (_server, mut peer) = serve(&sandbox, "file:disk.img,format=probe");
     assert_eq!(peer.write(0, b"QFI\xfb", CommandFlags::NONE), Err(NbdError::Perm));
+}
+
+#[test]
+fn a_file_that_is_no_image_of_its_format_is_said_to_be_none() {
+    let sandbox = Sandbox::default();
+    sandbox.image("zeroes", LEN);
+    std::fs::write(sandbox.path("noise"), noise(3, 70_000)).expect("a file");
+    std::fs::write(sandbox.path("empty"), b"").expect("a file");
+    std::fs::write(sandbox.path("short"), b"QF").expect("a file");
+    std::fs::write(sandbox.path("image.qcow2.xz"), b"\xfd7zXZ\0\0\x04and so on").expect("a file");
+    for format in ["qcow2", "vmdk"] {
+        for name in ["zeroes", "noise", "empty", "short"] {
+            let said =
+                refused(&sandbox, &["serve", &format!("file:{name},format={format}"), "--nbd", "unix:s"]);
+            let expected = format!("{name} is not a {format} image: its header is missing (");
+            assert!(said.contains(&expected) && !said.contains("qemu-img check"), "{said}");
+        }
+        let words = ["serve", &format!("file:image.qcow2.xz,format={format}"), "--nbd", "unix:s"];
+        let said = refused(&sandbox, &words);
+        let expected = format!("is not a {format} image: it is compressed with xz (unpack it first");
+        assert!(said.contains(&expected), "{said}");
+    }
+}
+
+#[test]
+fn a_compressed_file_is_no_raw_disk_unless_the_user_says_so() {
+    let sandbox = Sandbox::default();
+    let gzip = [b"\x1f\x8b\x08", &noise(4, 4096)[3..]].concat();
+    std::fs::write(sandbox.path("disk.img.gz"), &gzip).expect("a file");
+    std::fs::write(sandbox.path("disk.img"), &gzip).expect("a file");
+    std::fs::write(sandbox.path("odd"), &gzip[..4095]).expect("a file");
+    for name in ["disk.img.gz", "odd"] {
+        for more in ["", ",ro", ",format=probe"] {
+            let said = refused(&sandbox, &["serve", &format!("file:{name}{more}"), "--nbd", "unix:s"]);
+            let expected =
+                "it is compressed with gzip (unpack it first, or add format=raw to serve the file as it is)";
+            assert!(said.contains(expected), "{said}");
+        }
+        let topology = format!("[device.disk]\nstack = \"file:{name}\"\n[[export]]\ndevice = \"disk\"\n");
+        let checked = sandbox.run(&["check", sandbox.text("t.toml", &topology).to_str().expect("a path")]);
+        assert!(checked.failed_with(1).contains("it is compressed with gzip"));
+        let (_server, mut peer) = serve(&sandbox, &format!("file:{name},format=raw"));
+        peer.write(0, &gzip[..512], CommandFlags::NONE).expect("a write");
+    }
+    // A client may have written the archive to the disk, and does not lock its owner out.
+    let (server, mut peer) = serve(&sandbox, "file:disk.img");
+    peer.write(0, &gzip[..512], CommandFlags::NONE).expect("a write");
+    let log =
+        until(PATIENCE, || Some(server.log()).filter(|log| log.contains("compressed"))).expect("a warning");
+    assert!(log.contains("disk.img begins with data compressed with gzip"), "{log}");
 }
 
 #[test]

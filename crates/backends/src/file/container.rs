@@ -5,8 +5,16 @@
 //! cannot make a raw disk begin as one (see [`head`](super::head)).
 //!
 //! The list has what QEMU probes (`bdrv_probe` of its drivers), which is what a host may open such a file with. LUKS is
-//! missing on purpose: it is what a raw disk holds when its user encrypts it. So are compressed files and archives:
-//! no program opens those as a disk, and clients do write them to raw disks.
+//! missing on purpose: it is what a raw disk holds when its user encrypts it.
+//!
+//! Compressed files have a list of their own. A client may write an archive to a raw disk (`tar cz >/dev/nbd0`), and must
+//! not lock the owner out by that. So a file counts as compressed only if something that no client can change says so
+//! too: its name ends accordingly, or its length is not whole sectors, which no disk has.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 /// Bytes that decide: QEMU's `BLOCK_PROBE_BUF_SIZE`.
 pub const HEAD_LEN: usize = 512;
@@ -26,6 +34,17 @@ const BEGINNINGS: [(&[u8], &str); 12] = [
     (b"Bochs Virtual HD Image", "bochs"),
     (b"#!/bin/sh\n#V2.0 Format\n", "cloop"),
 ];
+/// Compressed formats: their first bytes, their name, and how names of such files end.
+const COMPRESSED: [(&[u8], &str, &[&str]); 6] = [
+    (b"\x1f\x8b\x08", "gzip", &["gz", "tgz"]),
+    (b"\xfd7zXZ\0", "xz", &["xz", "txz"]),
+    (b"\x28\xb5\x2f\xfd", "zstd", &["zst", "zstd"]),
+    (b"BZh", "bzip2", &["bz2", "tbz2"]),
+    (b"\x04\x22\x4d\x18", "lz4", &["lz4"]),
+    (b"PK\x03\x04", "zip", &["zip"]),
+];
+/// The unit in which disks are long.
+const SECTOR_LEN: u64 = 512;
 /// Where VirtualBox images have their signature, and the signature.
 const VDI: (usize, &[u8]) = (0x40, &[0x7f, 0x10, 0xda, 0xbe]);
 
@@ -42,8 +61,67 @@ pub fn container(head: &[u8]) -> Option<&'static str> {
     is_vmdk_descriptor(head).then_some("vmdk")
 }
 
+/// The compression that a file begins with, and how the names of such files end.
+fn compression(head: &[u8]) -> Option<(&'static str, &'static [&'static str])> {
+    let row = COMPRESSED.iter().find(|(beginning, ..)| head.starts_with(beginning))?;
+    Some((row.1, row.2))
+}
+
+/// What a file turns out to hold when nobody said that it is a raw disk.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Content {
+    /// Nothing contradicts a raw disk.
+    Raw,
+    /// A raw disk, as far as its name and length say, that begins with data compressed like this.
+    MayBeCompressed(&'static str),
+    /// It is not served as a raw disk unless the user asks for that. The text says why, and what to do.
+    Other(String),
+}
+
+/// Examines the first bytes, the length and the name of a file that may be a raw disk.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn content(file: &File, path: &Path) -> io::Result<Content> {
+    let mut head = [0; HEAD_LEN];
+    let head_len = file.read_at(&mut head, 0)?;
+    let head = &head[..head_len];
+    if let Some(format) = container(head) {
+        return Ok(Content::Other(not_raw(format)));
+    }
+    let Some((name, endings)) = compression(head) else { return Ok(Content::Raw) };
+    let metadata = file.metadata()?;
+    let ending = path.extension().and_then(|ending| ending.to_str());
+    let is_named_so =
+        ending.is_some_and(|ending| endings.iter().any(|known| ending.eq_ignore_ascii_case(known)));
+    let is_file = metadata.is_file() && (is_named_so || !metadata.len().is_multiple_of(SECTOR_LEN));
+    Ok(if is_file { Content::Other(compressed(name)) } else { Content::MayBeCompressed(name) })
+}
+
+/// Says what a file holds that was given as an image of a format and does not begin as one, and what to do.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn instead_of_image(file: &File) -> io::Result<String> {
+    let mut head = [0; HEAD_LEN];
+    let len = file.read_at(&mut head, 0)?;
+    let head = &head[..len];
+    Ok(match (container(head), compression(head)) {
+        (Some(format), _) => not_raw(format),
+        (None, Some((name, _))) => compressed(name),
+        (None, None) => {
+            "its header is missing (give the path of an image, or format=raw to serve the file as a raw disk)"
+                .into()
+        }
+    })
+}
+
+fn compressed(name: &str) -> String {
+    format!("it is compressed with {name} (unpack it first, or add format=raw to serve the file as it is)")
+}
+
 /// Why a file that begins as an image is not served as a raw disk, and what to do.
-pub fn not_raw(format: &str) -> String {
+fn not_raw(format: &str) -> String {
     let what = match format {
         "qcow2" | "vmdk" => format!("add format={format} to serve what is in it"),
         _ => "convert it with qemu-img to serve what is in it".to_owned(),
@@ -87,6 +165,36 @@ mod tests {
         ] {
             assert_eq!(container(head), Some(name), "{}", head.escape_ascii());
         }
+    }
+
+    #[test]
+    fn a_compressed_file_is_told_from_a_raw_disk_with_an_archive_on_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let of = |name: &str, head: &[u8], len: usize| {
+            let path = folder.path().join(name);
+            let mut bytes = head.to_vec();
+            bytes.resize(len, 7);
+            std::fs::write(&path, bytes).unwrap();
+            content(&File::open(&path).unwrap(), &path).unwrap()
+        };
+        for (head, name, endings) in COMPRESSED {
+            let refused = Content::Other(format!(
+                "it is compressed with {name} (unpack it first, or add format=raw to serve the file as it is)"
+            ));
+            assert_eq!(of("disk.img", head, 1001), refused, "{name}: no disk has such a length");
+            assert_eq!(
+                of("disk.img", head, 1024),
+                Content::MayBeCompressed(name),
+                "a client may have written it"
+            );
+            for ending in endings {
+                assert_eq!(of(&format!("disk.img.{ending}"), head, 1024), refused);
+                assert_eq!(of(&format!("disk.{}", ending.to_uppercase()), head, 1024), refused);
+                assert_eq!(of(&format!("disk.img.{ending}"), b"anything", 1024), Content::Raw);
+            }
+        }
+        assert_eq!(of("disk.vhdx", b"vhdxfile", 1024), Content::Other(not_raw("vhdx")));
+        assert_eq!(of("disk.img", b"", 0), Content::Raw);
     }
 
     #[test]

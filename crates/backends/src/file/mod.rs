@@ -30,7 +30,7 @@ pub(crate) mod sys;
 #[cfg(test)]
 mod tests;
 
-pub use container::{HEAD_LEN, container, not_raw};
+pub use container::{Content, HEAD_LEN, container, content, instead_of_image};
 pub use facts::{Alignment, Facts, Shared};
 pub use node::FileNode;
 pub use open::File;

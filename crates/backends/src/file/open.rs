@@ -1,6 +1,6 @@
 //! Opening a file: finding out what it is, locking it, deciding between buffered and direct.
 
-use super::container::{HEAD_LEN, container, not_raw};
+use super::container::{Content, HEAD_LEN, content};
 use super::facts::{Alignment, Facts, Shared};
 use super::lock::{self, Locked};
 use super::spec::{Direct, FileSpec, OpenError};
@@ -11,7 +11,7 @@ use queue::FileId;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -209,6 +209,15 @@ impl File {
         Ok(Some(rustix::fs::memfd_create("blockyard-head", rustix::fs::MemfdFlags::CLOEXEC)?))
     }
 
+    /// The compression of the data that a raw disk begins with, if nobody said that it is a raw disk: the file may be
+    /// a compressed image.
+    pub fn compression(&self) -> Option<&'static str> {
+        match content(&self.handle, &self.spec.path) {
+            Ok(Content::MayBeCompressed(name)) if self.spec.stays_raw => Some(name),
+            _ => None,
+        }
+    }
+
     /// What was asked for, as far as it has not changed since.
     pub fn spec(&self) -> &FileSpec {
         &self.spec
@@ -326,12 +335,12 @@ impl Backend for File {
     }
 }
 
-/// Refuses a file that begins as an image of another format.
+/// Refuses a file that holds an image of another format, or a compressed one.
 fn check_head(spec: &FileSpec, handle: &fs::File) -> Result<(), OpenError> {
-    let mut head = [0; HEAD_LEN];
-    let len = handle.read_at(&mut head, 0).map_err(|error| OpenError::call("reading", spec, error))?;
-    let Some(format) = container(&head[..len]) else { return Ok(()) };
-    Err(OpenError::refused(spec, not_raw(format)))
+    match content(handle, &spec.path).map_err(|error| OpenError::call("reading", spec, error))? {
+        Content::Raw | Content::MayBeCompressed(_) => Ok(()),
+        Content::Other(why) => Err(OpenError::refused(spec, why)),
+    }
 }
 
 /// Opens the file of a descriptor a second time, by its entry in `/proc`, as its name may stand for another file by now.

@@ -177,9 +177,9 @@ fn check_file(file: &FileSpec) -> Result<(), String> {
         format!("{} ({fix})", std::io::Error::from(why))
     })?;
     if file.format == FileFormat::Unspecified
-        && let Ok(Some(format)) = images::container_of(&file.path)
+        && let Ok(Some(why)) = images::why_not_raw(&file.path)
     {
-        return Err(backends::not_raw(format));
+        return Err(why);
     }
     if kind.is_file() && file.offset.0 >= metadata.len() {
         return Err(format!("it has {} bytes, and the device starts at {}", metadata.len(), file.offset.0));

@@ -9,6 +9,7 @@ use super::table::{
     Order, TableError, check_area, identity_of_file, is_number_pair, node_of, numbers_of, plain, undecided,
 };
 use crate::spec::{FileFormat, FileSpec, LineSpec, StackSpec, TableSpec};
+use backends::Content;
 use block::{Abilities, Bytes, Profile, QueueLimits};
 use layers::dm::{Devices, Kind, LookupError, Place, TargetError, kinds};
 use ring::KernelRing;
@@ -127,9 +128,9 @@ impl Looked<'_> {
         let size =
             spec.sizelimit.map_or(size, |limit| if limit.0 > 0 { Bytes(limit.0.min(size.0)) } else { size });
         if spec.format == FileFormat::Unspecified
-            && let Some(format) = container_of(&file).map_err(failed)?
+            && let Content::Other(why) = backends::content(&file, &spec.path).map_err(failed)?
         {
-            let why = format!("{}: {}", spec.path.display(), backends::not_raw(format));
+            let why = format!("{}: {why}", spec.path.display());
             return Err(LookupError { why, errno: libc::EINVAL });
         }
         let identity = numbers_of(&spec.path).unwrap_or_else(|| identity_of_file(spec));
@@ -137,13 +138,6 @@ impl Looked<'_> {
         let file = (spec.offset.0 == 0).then_some(file);
         Ok(Found { word: word.to_owned(), identity, profile: profile(size), file })
     }
-}
-
-/// The format of an image that the file begins as.
-fn container_of(file: &File) -> io::Result<Option<&'static str>> {
-    let mut head = [0; backends::HEAD_LEN];
-    let len = file.read_at(&mut head, 0)?;
-    Ok(backends::container(&head[..len]))
 }
 
 fn profile(size: Bytes) -> Profile {

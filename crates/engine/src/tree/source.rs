@@ -27,7 +27,7 @@ impl Source {
     pub(crate) fn open(spec: &StackSpec) -> Result<Source, DeviceError> {
         Ok(match spec {
             StackSpec::File(spec) => match image_format(spec)? {
-                Format::Raw => Source::File(File::open(&raw(spec))?),
+                Format::Raw => Source::File(open_raw(spec)?),
                 format => Source::Image(Image::open(&image(spec, format)?)?),
             },
             StackSpec::Ram(spec) => {
@@ -169,6 +169,18 @@ fn image_format(spec: &FileSpec) -> Result<Format, DeviceError> {
         FileFormat::Probe => Ok(images::detect(&spec.path)?),
         FileFormat::Unspecified => Ok(Format::Raw),
     }
+}
+
+fn open_raw(spec: &FileSpec) -> Result<Arc<File>, DeviceError> {
+    let file = File::open(&raw(spec))?;
+    if let Some(compression) = file.compression() {
+        let path = spec.path.display();
+        tracing::warn!(
+            "{path} begins with data compressed with {compression}, and is served as a raw disk (if it is a compressed \
+             image, unpack it first; format=raw says that it is a disk)"
+        );
+    }
+    Ok(file)
 }
 
 fn raw(spec: &FileSpec) -> backends::FileSpec {
