@@ -11,7 +11,7 @@ mod journal;
 mod lines;
 
 use journal::Journal;
-pub(crate) use lines::Format;
+pub(crate) use lines::{Format, warning};
 use std::fmt::{Debug, Display, Write};
 use std::io::Write as _;
 use std::str::FromStr;

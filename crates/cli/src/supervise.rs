@@ -126,7 +126,7 @@ fn say(run: &RunDir, name: &str, what: &str) {
     let log = run.log_file(name);
     // Without a server that wrote one there is nobody who reads it.
     if let (true, Ok(mut log)) = (log.exists(), create(&log, Content::Goes)) {
-        let _ = writeln!(log, "blockyard: {name}: {what}");
+        let _ = log.write_all(crate::log::warning(name, what).as_bytes());
     }
 }
 

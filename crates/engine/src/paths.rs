@@ -98,7 +98,8 @@ impl Watched {
             let valid = shared.valid();
             match (std::mem::replace(&mut path.was_active, is_active), is_active) {
                 (true, false) => {
-                    tracing::warn!(device = %device.name(), path = name, "a path failed; {valid} work");
+                    let reason = shared.path_failure(number).map(tracing::field::display);
+                    tracing::warn!(device = %device.name(), path = name, reason, "a path failed; {valid} work");
                     (path.failed_at, path.pause) = (now, spec.checker.unwrap_or_default());
                     path.due = now + path.pause;
                 }

@@ -165,7 +165,7 @@ fn the_log_goes_to_a_journal_that_takes_it_and_to_stderr_else() {
     drop(there);
     std::fs::remove_file(&journal).expect("it was there");
     peer.read(0, 4096).expect("read");
-    until(PATIENCE, || server.log().contains("warning: slow request, device disk").then_some(()))
+    until(PATIENCE, || server.log().contains(" warning: disk: slow request, ").then_some(()))
         .expect("on stderr");
 }
 
@@ -227,6 +227,36 @@ kill $server1 $server2
 wait $server1 $server2
 "#;
 
+/// Whether a line begins with a local day and time, to the millisecond.
+fn has_time(line: &str) -> bool {
+    let shape: String = line.chars().take(24).map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
+    shape == "0000-00-00 00:00:00.000 "
+}
+
+#[test]
+fn lines_for_people_begin_with_the_local_time_the_level_and_the_device() {
+    let sandbox = Sandbox::default();
+    let address = format!("unix:{}", sandbox.path("s").display());
+    // Fourteen hours east of Greenwich, which no machine is by chance.
+    const ZONE: (&str, &str) = ("TZ", "<+14>-14");
+    let minute =
+        || run(sandbox.tool(&["date", "+%Y-%m-%d %H:%M"]).env(ZONE.0, ZONE.1)).ok().trim().to_owned();
+    let before = minute();
+    let mut add = sandbox.blockyard(&["add", "null:8M", "--name", "disk", "--nbd", &address, "--slow", "0"]);
+    run(add.env(ZONE.0, ZONE.1)).ok();
+    let mut peer = Peer::connect(&sandbox.path("s"), "disk");
+    peer.read(0, 4096).expect("read");
+    let log = sandbox.path("run/disk.log");
+    let found = || {
+        let text = std::fs::read_to_string(&log).ok()?;
+        text.lines().find(|line| line.contains("slow request")).map(str::to_owned)
+    };
+    let line = until(PATIENCE, found).expect("a line in the log of the device");
+    assert!(has_time(&line) && line[24..].starts_with("warning: disk: slow request, queue "), "{line}");
+    assert!((before.as_str()..=minute().as_str()).contains(&&line[..16]), "{line}: it began at {before}");
+    sandbox.run(&["del", "disk"]).ok();
+}
+
 #[test]
 fn a_stderr_that_is_the_journals_is_found_by_itself() {
     let places = ["/usr/lib/systemd/systemd-journald", "/lib/systemd/systemd-journald"];
@@ -268,6 +298,9 @@ fn a_stderr_that_is_the_journals_is_found_by_itself() {
     assert_eq!((&native["BLOCKYARD_REQUESTS"], &native["PRIORITY"]), (&"0".into(), &"6".into()), "{told}");
     // A stderr that is not what it was told to be gets text.
     let (text, more) = of("stdout");
-    assert!(text["MESSAGE"].as_str().is_some_and(|line| line.starts_with("blockyard: ")), "{told}");
+    assert!(
+        text["MESSAGE"].as_str().is_some_and(|line| line.contains(" info: d2: requests in flight")),
+        "{told}"
+    );
     assert_eq!(more, 0);
 }

@@ -43,6 +43,7 @@ fn status_and_messages_are_the_kernels() {
         status(&sandbox),
         "0 2048 multipath 2 0 0 0 2 1 A 0 2 1 a F 1 0 ram:1M A 0 0 E 0 1 1 zero:1M A 0 0 "
     );
+    server.said(" warning: m: a path failed; 2 work, path a: the message fail_path asked for it\n");
     tell(&sandbox, "disable_group 1");
     peer.read(0, 512).unwrap();
     assert!(status(&sandbox).contains(" 2 2 D 0 2 1 ") && status(&sandbox).contains(" A 0 1 1 zero:1M"));
@@ -153,7 +154,7 @@ fn two_servers_killed_in_turn_cost_no_error_and_no_byte() {
     let stall = longest(&report);
     println!("{kills} kills in {seconds} s, no error; the slowest request took {stall:?}");
     assert!(stall < stall_max, "a request took {stall:?}");
-    server.said("a path failed");
+    server.said(": a request failed: its connection was lost\n");
     server.said("a path is back");
 }
 
@@ -167,6 +168,7 @@ fn a_path_that_is_away_keeps_nobody_from_attaching() {
     let line = format!("0 8192 multipath 0 0 1 1 round-robin 0 2 1 {two} 1 {one} 1");
     let server = table_as(&sandbox, "m", &line, &["--multipath", "checker=50ms,checker_max=200ms"]);
     assert!(status(&sandbox).contains(&format!("{two} F 1 ")), "{}", status(&sandbox));
+    server.said(": it was unreachable when the table was loaded\n");
     let mut peer = Peer::connect(&server.socket(), "m");
     peer.write(0, &[5; 4096], CommandFlags::NONE).unwrap();
     let _late = serve_as(&sandbox, "late", &format!("file:{image},share"), &[]);

@@ -1,6 +1,8 @@
 //! A line of the log as text: for people, as `key=value` words, or as a JSON object.
 
 use super::{Level, Line};
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
 use std::borrow::Cow;
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -8,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// How lines are written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Format {
-    /// `blockyard: warning: message, key value`.
+    /// `2024-02-29 13:34:56.000 warning: device: message, key value: reason`, in local time.
     Text,
     /// `time=… level=warn message="…" key=value`.
     KeyValue,
@@ -19,23 +21,45 @@ pub(crate) enum Format {
 /// A line, with its end.
 pub(crate) fn text(format: Format, line: &Line) -> String {
     match format {
-        Format::Text => plain(line),
+        Format::Text => plain(line, &TimeZone::system()),
         Format::KeyValue => words(line),
         Format::Json => object(line),
     }
 }
 
-fn plain(line: &Line) -> String {
+/// Fields that say why something happened: a line for people ends with them.
+const REASONS: [&str; 4] = ["reason", "error", "why", "loss"];
+
+fn plain(line: &Line, zone: &TimeZone) -> String {
     let level = match line.level {
-        Level::ERROR => "error: ",
-        Level::WARN => "warning: ",
-        _ => "",
+        Level::ERROR => "error",
+        Level::WARN => "warning",
+        Level::INFO => "info",
+        _ => "debug",
     };
-    let mut text = format!("blockyard: {level}{}", visible(&line.message));
-    for (name, value) in &line.fields {
+    let mut text = format!("{} {level}: ", local_time(line.at, zone));
+    for (_, device) in line.fields.iter().filter(|(name, _)| *name == "device") {
+        let _ = write!(text, "{}: ", visible(&device.text));
+    }
+    text += &visible(&line.message);
+    for (name, value) in line.fields.iter().filter(|(name, _)| *name != "device" && !REASONS.contains(name)) {
         let _ = write!(text, ", {name} {}", visible(&value.text));
     }
+    for (_, reason) in line.fields.iter().filter(|(name, _)| REASONS.contains(name)) {
+        let _ = write!(text, ": {}", visible(&reason.text));
+    }
     text + "\n"
+}
+
+/// Day and time for people, to the millisecond.
+fn local_time(at: SystemTime, zone: &TimeZone) -> String {
+    let at = Timestamp::try_from(at).unwrap_or(Timestamp::UNIX_EPOCH);
+    at.to_zoned(zone.clone()).strftime("%Y-%m-%d %H:%M:%S%.3f").to_string()
+}
+
+/// A line of another process than the one that writes the log, for its file: a warning about a device.
+pub(crate) fn warning(device: &str, message: &str) -> String {
+    plain(&Line::new(Level::WARN, message, vec![("device", device.into())]), &TimeZone::system())
 }
 
 /// Nothing in it ends the line, or tells a terminal to do something.
@@ -129,9 +153,17 @@ mod tests {
 
     #[test]
     fn a_line_is_text_words_or_an_object() {
+        let zone = TimeZone::fixed(jiff::tz::offset(2));
         assert_eq!(
-            text(Format::Text, &line()),
-            "blockyard: warning: slow request, device 7, sector 8, path file:0 21ms\n"
+            plain(&line(), &zone),
+            "2024-02-29 14:34:56.000 warning: 7: slow request, sector 8, path file:0 21ms\n"
+        );
+        let mut why = line();
+        why.fields.insert(0, ("reason", "its connection failed".into()));
+        (why.at, why.level) = (UNIX_EPOCH + Duration::from_millis(1_709_210_096_078), Level::INFO);
+        assert_eq!(
+            plain(&why, &zone),
+            "2024-02-29 14:34:56.078 info: 7: slow request, sector 8, path file:0 21ms: its connection failed\n"
         );
         assert_eq!(
             text(Format::KeyValue, &line()),
@@ -153,8 +185,8 @@ mod tests {
             assert_eq!(text.lines().count(), 1, "{format:?}");
             assert!(format == Format::Json || !text.trim_end().contains(char::is_control), "{text:?}");
         }
-        let expected = "blockyard: warning: a\\rb, why first\\nlevel=error\\u{1b}[2J\\u{9b}\n";
-        assert_eq!(text(Format::Text, &line), expected);
+        let expected = "2024-02-29 12:34:56.000 warning: a\\rb: first\\nlevel=error\\u{1b}[2J\\u{9b}\n";
+        assert_eq!(plain(&line, &TimeZone::UTC), expected);
     }
 
     #[test]

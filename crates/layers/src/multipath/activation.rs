@@ -10,6 +10,7 @@
 //!
 //! *Invariant:* one activation of a path at a time.
 
+use super::failure::PathFailure;
 use super::state::{Chosen, Multipath, NONE};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::{MutexGuard, PoisonError};
@@ -175,7 +176,7 @@ impl Multipath {
             Outcome::Again if again => tries.due = Some(now + self.delay()),
             Outcome::Busy => self.leave(stage),
             Outcome::Again | Outcome::Failed => {
-                self.fail_path(path);
+                self.fail_path_for(path, PathFailure::Activation);
             }
         }
         if let Some((group, _)) = self.in_use().filter(|&(_, now)| now == stage) {

@@ -6,6 +6,7 @@
 
 mod activation;
 mod config;
+mod failure;
 mod node;
 mod select;
 mod shared;
@@ -20,6 +21,7 @@ mod tests;
 
 pub use activation::{Activation, Outcome};
 pub use config::{Config, GroupConfig, PathConfig, QueueMode};
+pub use failure::PathFailure;
 pub use node::MultipathNode;
 pub use select::{PathArgs, Report, SelectorArgs};
 pub use shared::MultipathLayer;

@@ -9,6 +9,7 @@
 //!
 //! *Invariant:* `started` names the path of a request from its `Down` until its `end_io`, and no other request's.
 
+use super::failure::PathFailure;
 use super::select::{PATHS_MAX, Selector};
 use super::state::{Multipath, Published};
 use block::{Cookie, Data, Flags, Request, Status};
@@ -411,7 +412,7 @@ impl MultipathNode {
             // The path is well; it has no room. Later, then.
             return self.keep(io, cx);
         }
-        self.shared.fail_path(started.went.path().into());
+        self.shared.fail_path_for(started.went.path().into(), PathFailure::Request(status));
         match self.send(io, req, cx.now()) {
             Some(verdict) => verdict,
             None => self.without_path(io, req, status, cx),

@@ -1,6 +1,6 @@
 //! The shared part of `multipath` as a target: what a device is that has all these ways to it.
 
-use super::{Config, Multipath, MultipathNode};
+use super::{Config, Multipath, MultipathNode, PathFailure};
 use crate::Layer;
 use crate::dm::{Area, Devices, Kind, MessageError, Names, Place, Status, Target, TargetError, stack};
 use block::{Fact, LimitsError, Profile, Sectors};
@@ -36,7 +36,7 @@ fn make<R: Ring>(
     }
     let shared = Multipath::new(config);
     for path in away {
-        let _ = shared.fail_path(path);
+        let _ = shared.fail_path_for(path, PathFailure::Unreachable);
     }
     Ok(Arc::new(MultipathLayer { shared, len: place.len }))
 }

@@ -13,6 +13,7 @@
 
 use super::activation::Rounds;
 use super::config::{Config, QueueMode};
+use super::failure::PathFailure;
 use super::select::Report;
 use crate::dm::MessageError;
 #[cfg(loom)]
@@ -34,6 +35,8 @@ pub(super) struct Path {
     /// It was taken out of use by a message, and is put into use by nothing else.
     told: AtomicBool,
     fails: AtomicU32,
+    /// Why it was taken out of use the last time (`failure.rs`); 0: it never was.
+    failure: AtomicU32,
     /// How far its activation is, and for which stage (`activation.rs`). Without meaning where nothing is activated.
     pub(super) activation: AtomicU64,
     /// The number of its group.
@@ -160,6 +163,7 @@ impl Multipath {
                 active: AtomicBool::new(true),
                 told: AtomicBool::new(false),
                 fails: AtomicU32::new(0),
+                failure: AtomicU32::new(0),
                 activation: AtomicU64::new(0),
                 group: number as u32,
             }));
@@ -218,6 +222,10 @@ impl Multipath {
     /// Whether a path works.
     pub fn is_active(&self, path: usize) -> bool {
         self.paths[path].active.load(Acquire)
+    }
+
+    pub(super) fn failure(&self, path: usize) -> &AtomicU32 {
+        &self.paths[path].failure
     }
 
     /// Paths of a group: the number of the first over all groups, and how many.
@@ -477,7 +485,7 @@ impl Multipath {
             (["fail_path", _], [_, path]) => {
                 for path in named(path)? {
                     self.paths[path].told.store(true, Release);
-                    self.fail_path(path);
+                    self.fail_path_for(path, PathFailure::Message);
                 }
             }
             (["reinstate_path", _], [_, path]) => {
