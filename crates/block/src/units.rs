@@ -92,7 +92,8 @@ impl FromStr for Bytes {
     type Err = ParseSizeError;
 
     /// Plain bytes, or a number (a decimal fraction is allowed) with a binary suffix `K M G T P E`,
-    /// either case, optionally followed by `iB` or `B`; `s` counts sectors.
+    /// optionally followed by `iB` or `B`, all in either case: `10G`, `10GB`, `10Gb` and `10GiB` are the same size. `s`
+    /// counts sectors. `b` alone is refused, as dd and find count blocks of 512 bytes with it.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let error = |why| ParseSizeError { text: text.to_owned(), why };
         let digits_end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -100,9 +101,10 @@ impl FromStr for Bytes {
         if number.is_empty() {
             return Err(error("it does not start with a digit"));
         }
-        let bare = suffix.strip_suffix("iB").or(suffix.strip_suffix('B')).unwrap_or(suffix);
+        let with_unit = |tail| suffix.strip_suffix(tail).filter(|rest: &&str| !rest.is_empty());
+        let bare = ["iB", "ib", "IB", "Ib", "B", "b"].into_iter().find_map(with_unit).unwrap_or(suffix);
         let shift = match bare {
-            "" if !suffix.starts_with('i') => 0,
+            "" | "B" => 0,
             "s" if suffix == "s" => Sectors::SHIFT,
             "k" | "K" => 10,
             "m" | "M" => 20,
@@ -157,6 +159,13 @@ mod tests {
             ("4K", 4096),
             ("4KiB", 4096),
             ("4KB", 4096),
+            ("10G", 10 << 30),
+            ("10GB", 10 << 30),
+            ("10Gb", 10 << 30),
+            ("10gb", 10 << 30),
+            ("10GiB", 10 << 30),
+            ("10gib", 10 << 30),
+            ("512B", 512),
             ("1.5G", 1536 << 20),
             ("8s", 4096),
             ("16E", 0),
@@ -171,9 +180,25 @@ mod tests {
 
     #[test]
     fn what_is_not_a_size_is_refused_with_its_reason() {
-        for text in
-            ["", "G", "-1", "1X", "1iB", "1.", "1.3", "1..5G", "99999999999999999999", "1 G", "1.5s.", "0.1K"]
-        {
+        for text in [
+            "",
+            "G",
+            "-1",
+            "1X",
+            "1b",
+            "1iB",
+            "1ib",
+            "1bG",
+            "1GBB",
+            "1sB",
+            "1.",
+            "1.3",
+            "1..5G",
+            "99999999999999999999",
+            "1 G",
+            "1.5s.",
+            "0.1K",
+        ] {
             assert!(text.parse::<Bytes>().is_err(), "{text:?}");
         }
     }

@@ -130,7 +130,8 @@ Stacks:
   error:[SIZE]
   nbd:URI[,timeout=TIME][,reconnect=TIME][,ro]
 
-  A SIZE is in bytes or has a binary suffix K M G T; a TIME has ns, us, ms or s; a FAULT of null: is
+  A SIZE is in bytes or has a binary suffix K M G T: 10G, 10GB, 10Gb and 10GiB are 10 x 2^30 bytes.
+  A TIME has ns, us, ms or s; a FAULT of null: is
   INTERVAL:PROBABILITY:SPACE:TIMES, as in the kernel's fault injection. A comma within a path is
   written twice. What has no SIZE has 250G.
 
@@ -608,6 +609,7 @@ pub(crate) struct DmsetupArgs {
 )]
 #[command(after_help = "\
 The first report covers the time since a device was added, each one after it the interval before.
+INTERVAL is in seconds, from 0.1 on: 0.5 is half a second.
 With --json, each report is one line; with -o JSON, all of them are iostat's one document.
 S_TIME_FORMAT=ISO in the environment has days and times written as ISO 8601 has them.
 

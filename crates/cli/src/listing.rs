@@ -9,6 +9,7 @@ use engine::rundir::{RunDir, RunDirError};
 use engine::spec::Bytes;
 use engine::ublk::{self, Record};
 use std::fmt::Write;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -26,7 +27,22 @@ pub(crate) fn run_dir(what: &str) -> Result<RunDir, Failure> {
     let fail = |why: RunDirError| Failure::new(what, "", why);
     let run = RunDir::locate().map_err(fail)?;
     run.check().map_err(fail)?;
+    run.check_readable().map_err(fail)?;
     Ok(run)
+}
+
+/// Where root's devices are.
+const ROOTS: &str = "/run/blockyard";
+
+/// Says that root may have devices, to a user who has none and cannot see those of root.
+fn roots_hint(run: &RunDir, is_root: bool, was_given: bool, roots: &Path) -> Option<String> {
+    let may_miss = !is_root && !was_given && run.path() != roots && roots.is_dir();
+    may_miss.then(|| {
+        format!(
+            "you have no devices; root has {} and may have some (run: sudo blockyard list)",
+            roots.display()
+        )
+    })
 }
 
 /// All devices, with the process that has each. A process that ends while it is asked has none.
@@ -102,6 +118,10 @@ pub(crate) fn list(args: &ListArgs) -> Result<ExitCode, Failure> {
         print(&json(&infos));
     } else if !infos.is_empty() {
         print(&table(&infos));
+    } else if mute.is_none() {
+        let was_given = std::env::var_os("BLOCKYARD_RUN").is_some_and(|path| !path.is_empty());
+        let hint = roots_hint(&run, rustix::process::geteuid().is_root(), was_given, Path::new(ROOTS));
+        hint.inspect(|hint| eprintln!("blockyard: {hint}"));
     }
     // What the others have is told all the same.
     mute.map_or(Ok(ExitCode::SUCCESS), |why| Err(Failure::new("list", "", why)))
@@ -192,7 +212,13 @@ fn page(info: &DeviceInfo) -> String {
         }
     }
     for (key, value) in info.backend.iter().filter(|(key, _)| *key != "size") {
-        line(key, value);
+        match key.as_str() {
+            // The line of the device says so.
+            "read-only" if info.read_only => {}
+            // An overlay can be written to, and what is under it cannot.
+            "read-only" => line("backend read-only", value),
+            _ => line(key, value),
+        }
     }
     for (number, queue) in info.queues.iter().enumerate() {
         let why = queue.why.as_ref().map(|why| format!(", {why}")).unwrap_or_default();
@@ -202,7 +228,8 @@ fn page(info: &DeviceInfo) -> String {
         );
         line(&format!("queue {number}"), &value);
     }
-    for (key, value) in &info.limits {
+    // A limit of 0 says that there is none, or that the device has no such thing: `limits` shows them.
+    for (key, value) in info.limits.iter().filter(|(_, value)| **value != 0) {
         line(&format!("limit {key}"), &value.to_string());
     }
     text
@@ -210,4 +237,22 @@ fn page(info: &DeviceInfo) -> String {
 
 fn seconds(milliseconds: u64) -> String {
     format!("{}.{} s", milliseconds / 1000, milliseconds % 1000 / 100)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_without_devices_is_told_of_roots() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (own, roots) = (RunDir::at(folder.path().join("own")), folder.path().join("root"));
+        assert_eq!(roots_hint(&own, false, false, &roots), None, "root has no run directory");
+        std::fs::create_dir(&roots).expect("a folder");
+        let hint = roots_hint(&own, false, false, &roots).expect("a hint");
+        assert!(hint.contains("run: sudo blockyard list"), "{hint}");
+        assert_eq!(roots_hint(&own, true, false, &roots), None, "root sees them");
+        assert_eq!(roots_hint(&own, false, true, &roots), None, "the user chose the run directory");
+        assert_eq!(roots_hint(&RunDir::at(&roots), false, false, &roots), None);
+    }
 }

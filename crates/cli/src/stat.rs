@@ -21,6 +21,11 @@ use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use when::Clock;
 
+/// The shortest interval: each report asks every process for all counters.
+const INTERVAL_MIN: Duration = Duration::from_millis(100);
+/// The longest interval, some 136 years.
+const INTERVAL_MAX: Duration = Duration::from_secs(u32::MAX as u64);
+
 /// `[NAME] [INTERVAL [COUNT]]`, told apart as iostat does: what is a number is an interval.
 #[derive(Debug, PartialEq, Eq)]
 struct Words {
@@ -32,7 +37,7 @@ struct Words {
 
 impl Words {
     fn parse(words: &[String]) -> Result<Words, String> {
-        let is_number = |word: &String| word.parse::<u64>().is_ok();
+        let is_number = |word: &String| is_decimal(word);
         let (name, rest) = match words {
             [name, rest @ ..] if !is_number(name) => (Some(name.clone()), rest),
             rest => (None, rest),
@@ -41,7 +46,7 @@ impl Words {
             Ok(number) if (1..=u64::from(u32::MAX)).contains(&number) => Ok(number),
             _ => Err(format!("\"{word}\" is not a number from 1 on (write [NAME] [INTERVAL [COUNT]])")),
         };
-        let seconds = |word| number(word).map(|n| Some(Duration::from_secs(n)));
+        let seconds = |word: &String| interval(word).map(Some);
         match rest {
             [] => Ok(Words { name, interval: None, count: Some(1) }),
             [interval] => Ok(Words { name, interval: seconds(interval)?, count: None }),
@@ -52,6 +57,23 @@ impl Words {
                 Err(format!("\"{more}\" is one word too many (write [NAME] [INTERVAL [COUNT]])"))
             }
         }
+    }
+}
+
+/// Whether a word is a number of seconds rather than a name: digits, and at most one point among them.
+fn is_decimal(word: &str) -> bool {
+    let (whole, fraction) = word.split_once('.').unwrap_or((word, "0"));
+    [whole, fraction].iter().all(|digits| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()))
+}
+
+/// Seconds, which may have a fraction.
+fn interval(word: &str) -> Result<Duration, String> {
+    let seconds = Some(word).filter(|word| is_decimal(word)).and_then(|word| word.parse::<f64>().ok());
+    match seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()) {
+        Some(interval) if (INTERVAL_MIN..=INTERVAL_MAX).contains(&interval) => Ok(interval),
+        _ => Err(format!(
+            "\"{word}\" is not an interval in seconds from 0.1 on (write [NAME] [INTERVAL [COUNT]])"
+        )),
     }
 }
 
@@ -226,7 +248,25 @@ mod tests {
         assert_eq!(parse("disk"), Ok(words(Some("disk"), None, Some(1))));
         assert_eq!(parse("2"), Ok(words(None, Some(2), None)));
         assert_eq!(parse("disk 2 5"), Ok(words(Some("disk"), Some(2), Some(5))));
-        for text in ["0", "1 0", "disk x", "1 2 3", "disk 1 x", "99999999999"] {
+        let half = Words { name: None, interval: Some(Duration::from_millis(500)), count: None };
+        assert_eq!(parse("0.5"), Ok(half));
+        assert_eq!(parse("disk 2.25 3").unwrap().interval, Some(Duration::from_millis(2250)));
+        assert_eq!(parse("0.5.1"), Ok(words(Some("0.5.1"), None, Some(1))), "a name");
+        for text in [
+            "0",
+            "0.0",
+            "0.05",
+            "disk .5",
+            "disk 1.",
+            "disk 1e3",
+            "disk inf",
+            "1 0.5",
+            "1 0",
+            "disk x",
+            "1 2 3",
+            "disk 1 x",
+            "99999999999",
+        ] {
             assert!(parse(text).is_err(), "{text}");
         }
     }

@@ -119,6 +119,20 @@ impl RunDir {
         }
     }
 
+    /// Checks that its entries can be listed. One that is missing has none.
+    ///
+    /// # Errors
+    /// The operating system refuses, or it is no directory.
+    pub fn check_readable(&self) -> Result<(), RunDirError> {
+        match fs::read_dir(&self.0) {
+            Err(why) if why.kind() != io::ErrorKind::NotFound => {
+                let fix = "its devices cannot be listed: change its mode, or set BLOCKYARD_RUN to another directory";
+                Err(io_error(&self.0, fix)(why))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.0

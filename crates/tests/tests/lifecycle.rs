@@ -2,12 +2,14 @@
 //! of them fails.
 
 use blockyard_tests::peer::Peer;
-use blockyard_tests::server::{Sandbox, is_alive, signal};
-use blockyard_tests::tools::{PATIENCE, until};
+use blockyard_tests::server::{Sandbox, binary, is_alive, signal};
+use blockyard_tests::tools::{PATIENCE, missing, run, until};
 use proto::nbd::CommandFlags;
 use rustix::process::Signal;
 use serde_json::Value;
+use std::fs::{DirBuilder, Permissions};
 use std::io::{Read, Write};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
@@ -46,6 +48,43 @@ fn assert_error(stderr: &str, what: &str, name: &str) {
         assert!(line.starts_with(&start), "{line}");
         assert!(line.ends_with(')') && line.contains('('), "what is there to do? {line}");
     }
+}
+
+#[test]
+fn a_run_directory_that_cannot_be_listed_is_not_taken_for_an_empty_one() {
+    let sandbox = Sandbox::default();
+    assert_eq!(sandbox.run(&["list"]).ok(), "", "one that is missing is empty");
+    // Root may list anything, unless it gives that up.
+    let root = rustix::process::geteuid().is_root();
+    if root && missing(&["setpriv"]) {
+        return;
+    }
+    let give_up: &[&str] =
+        if root { &["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] } else { &["env"] };
+    DirBuilder::new().mode(0o300).create(sandbox.run_dir()).expect("a folder");
+    for words in [&["list"][..], &["show", "disk"], &["stat"], &["del", "--all"]] {
+        let mut command = sandbox.tool(&[give_up, &[binary().to_str().expect("UTF-8")], words].concat());
+        let said = run(command.env("BLOCKYARD_RUN", sandbox.run_dir())).failed_with(1);
+        assert!(said.contains("Permission denied") && said.contains("cannot be listed"), "{words:?}: {said}");
+    }
+    std::fs::set_permissions(sandbox.run_dir(), Permissions::from_mode(0o700)).expect("its mode");
+    assert_eq!(sandbox.run(&["list"]).ok(), "");
+}
+
+#[test]
+fn show_has_read_only_once_and_no_limits_that_are_zero() {
+    let sandbox = Sandbox::default();
+    sandbox.image("disk.img", 1 << 20);
+    let _one = sandbox.serve("file:disk.img", &["--name", "over", "--layer", "cow,file=o.cow,create"]);
+    let shown = sandbox.run(&["show", "over"]).ok();
+    let of = |key: &str| shown.lines().filter(|line| line.split("  ").next() == Some(key)).count();
+    assert_eq!((of("read-only"), of("backend read-only")), (1, 1), "{shown}");
+    let limits: Vec<&str> = shown.lines().filter(|line| line.starts_with("limit ")).collect();
+    assert!(limits.iter().any(|line| line.starts_with("limit logical_block_size ")), "{shown}");
+    assert!(limits.iter().all(|line| !line.ends_with(" 0")), "{shown}");
+    assert!(sandbox.run(&["limits", "over"]).ok().contains("virt_boundary_mask"), "limits shows all");
+    let report = sandbox.run(&["stat", "-x", "over", "0.1", "2"]).ok();
+    assert_eq!(report.lines().filter(|line| line.starts_with("over ")).count(), 2, "{report}");
 }
 
 #[test]
