@@ -31,10 +31,12 @@ pub(crate) enum Command {
     /// Check a topology file without starting anything
     Check(CheckArgs),
     /// List the devices of all processes
+    #[command(visible_alias = "ls")]
     List(ListArgs),
     /// Show all about one device
     Show(ShowArgs),
     /// Drain, flush and remove devices
+    #[command(visible_alias = "rm")]
     Del(DelArgs),
     /// Take over a ublk device whose server died
     Recover(RecoverArgs),
@@ -373,11 +375,11 @@ pub(crate) struct ShowArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct DelArgs {
-    /// The device
-    #[arg(required_unless_present = "all")]
-    pub(crate) name: Option<String>,
+    /// The devices
+    #[arg(value_name = "NAME", required_unless_present = "all")]
+    pub(crate) names: Vec<String>,
     /// Remove all devices of all processes
-    #[arg(long, conflicts_with = "name")]
+    #[arg(long, conflicts_with = "names")]
     pub(crate) all: bool,
     /// Also while somebody uses them, who is left with errors: what is not written yet is lost
     #[arg(long)]

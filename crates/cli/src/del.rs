@@ -10,37 +10,35 @@ use engine::loop_device::{clear_stale, dead_files};
 use engine::nbd_device::remove_orphan;
 use engine::rundir::RunDir;
 use engine::spec::DeviceName;
+use std::collections::HashSet;
 use std::process::ExitCode;
 
 pub(crate) fn del(args: &DelArgs) -> Result<ExitCode, Failure> {
     let run = run_dir("del")?;
-    let targets: Vec<(ControlClient, String)> = match &args.name {
-        Some(name) => match client_of(&run, "del", name) {
-            Ok(client) => vec![(client, name.clone())],
+    let mut outcomes = Vec::new();
+    if args.all {
+        let found = block_on("del", devices(&run))?.map_err(|why| Failure::new("del", "", why))?;
+        outcomes.extend(found.into_iter().map(|(client, info)| remove(&client, &info.name, args.force)));
+    }
+    let mut seen = HashSet::new();
+    for name in args.names.iter().filter(|name| seen.insert(*name)) {
+        outcomes.push(match client_of(&run, "del", name) {
+            Ok(client) => remove(&client, name, args.force),
             Err(missing) => {
                 let cleared = recover::clear(&run, name, args.force);
-                return cleared.unwrap_or_else(|| clear_left_behind(&run, name, missing));
+                cleared.unwrap_or_else(|| clear_left_behind(&run, name, missing))
             }
-        },
-        None => {
-            let found = block_on("del", devices(&run))?.map_err(|why| Failure::new("del", "", why))?;
-            found.into_iter().map(|(client, info)| (client, info.name)).collect()
-        }
-    };
-    // One that cannot be removed does not keep the others.
-    let failures = block_on("del", async {
-        let mut failures = Vec::new();
-        for (client, name) in &targets {
-            if let Err(why) = shown(&format!("draining {name}"), delete(client, name, args.force)).await {
-                failures.push(Failure::new("del", name, why));
-            }
-        }
-        failures
-    })?;
-    match failures.into_iter().reduce(Failure::and) {
-        None => Ok(ExitCode::SUCCESS),
-        Some(failure) => Err(failure),
+        });
     }
+    // A device that cannot be removed does not keep the others.
+    let failures = outcomes.into_iter().filter_map(Result::err);
+    failures.reduce(Failure::and).map_or(Ok(ExitCode::SUCCESS), Err)
+}
+
+/// Removes a device that is being served.
+fn remove(client: &ControlClient, name: &str, by_force: bool) -> Result<ExitCode, Failure> {
+    let deleted = block_on("del", shown(&format!("draining {name}"), delete(client, name, by_force)))?;
+    deleted.map(|()| ExitCode::SUCCESS).map_err(|why| Failure::new("del", name, why))
 }
 
 async fn delete(client: &ControlClient, name: &str, by_force: bool) -> Result<(), ClientError> {

@@ -72,6 +72,29 @@ fn a_run_directory_that_cannot_be_listed_is_not_taken_for_an_empty_one() {
 }
 
 #[test]
+fn del_takes_several_names_and_ls_and_rm_are_aliases() {
+    let sandbox = Sandbox::default();
+    for name in ["one", "two", "three", "four"] {
+        add(&sandbox, name, "null:8M");
+    }
+    let names = || -> Vec<String> {
+        let listed = sandbox.run(&["ls"]).ok();
+        listed.lines().skip(1).filter_map(|line| line.split(' ').next().map(str::to_owned)).collect()
+    };
+    assert_eq!(names(), ["four", "one", "three", "two"]);
+    sandbox.run(&["del", "one", "two", "one"]).ok();
+    assert_eq!(names(), ["four", "three"]);
+    // One that is missing does not keep the others.
+    let said = sandbox.run(&["rm", "three", "nothing", "four"]).failed_with(1);
+    assert!(said.contains("del failed: nothing: there is no such device"), "{said}");
+    assert!(!said.contains("three") && !said.contains("four"), "{said}");
+    assert_eq!(sandbox.run(&["ls"]).ok(), sandbox.run(&["list"]).ok());
+    assert!(names().is_empty());
+    sandbox.run(&["del"]).failed_with(2);
+    sandbox.run(&["del", "--all", "one"]).failed_with(2);
+}
+
+#[test]
 fn show_has_read_only_once_and_no_limits_that_are_zero() {
     let sandbox = Sandbox::default();
     sandbox.image("disk.img", 1 << 20);
