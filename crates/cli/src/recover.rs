@@ -102,7 +102,7 @@ fn settle_format(file: &mut FileSpec, record: &Record) {
             file.backing = Backing::Beside;
         }
     }
-    // One that was refused then would have been refused, or another program made it one: it is still the raw disk.
+    // It was accepted as a raw disk when it was first served, and still is one, whatever was written to it since.
     if file.format == FileFormat::Unspecified && file.is_refused_as_raw() {
         file.format = FileFormat::Given(Format::Raw);
     }
