@@ -1,11 +1,11 @@
 //! A hardware queue's part of a multipath device: sends each request down a path, and down another when that fails.
 //!
-//! While nothing changes a request costs one look at the shared epoch and what its selector takes; nothing that
-//! another thread reads is written. The selector of the group in use lies in the node itself, and what most requests need
-//! of it is spelled out in `submit` and `end_io` and what they end with; where paths are taken in turn, whatever is in
-//! flight, not even that is asked. When the epoch differs the node asks which group is in use and which of its paths
-//! work. Requests that find no path and are to be kept are held here and tried again a few times a second, so nobody has
-//! to wake a queue that waits; the same alarm serves those whose path had no resources.
+//! While nothing changes, a request reads the shared epoch and asks its selector for a path; it writes
+//! nothing that another thread reads. The node itself holds the selector of the group in use; where a
+//! selector takes its paths in turn regardless of what is in flight, the node does so without asking it. When
+//! the epoch differs, the node asks which group is in use and which of its paths work. Requests that find no
+//! path and are to be queued are held here and tried again every 5 ms, so no other thread has to wake a
+//! waiting queue; the same alarm retries requests whose path had no resources.
 //!
 //! *Invariant:* `started` names the path of a request from its `Down` until its `end_io`, and no other request's.
 
@@ -229,50 +229,13 @@ impl MultipathNode {
         Some(self.go(io, req, path, now))
     }
 
-    // Selectors that count, one after the other, each in a function that is as small as it can be: what it takes is most
-    // of what a request takes here.
-
+    /// Sends a request down the path that the selector of the group in use chooses. What needs a call goes
+    /// through `choose`, in tail position, so that no request saves registers here.
     #[inline(never)]
-    fn by_requests<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
-        match &mut self.selector {
-            Selector::QueueLength(fewest) if fewest.is_small() => {
-                let path = fewest.take();
-                self.go(io, req, path, Nanos(0))
-            }
-            _ => self.by_bytes(io, req, cx),
-        }
-    }
-
-    #[inline(never)]
-    fn by_bytes<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
-        match &mut self.selector {
-            Selector::ServiceTime(soonest) if soonest.is_small() => {
-                let path = soonest.take(req.len.0);
-                self.go(io, req, path, Nanos(0))
-            }
-            _ => self.by_time(io, req, cx),
-        }
-    }
-
-    #[inline(never)]
-    fn by_time<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
-        match &mut self.selector {
-            Selector::Historical(historical) if historical.is_idle() => {
-                let path = historical.take_idle();
-                self.go(io, req, path, cx.now())
-            }
-            _ => self.by_time_and_load(io, req, cx),
-        }
-    }
-
-    #[inline(never)]
-    fn by_time_and_load<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
-        match &mut self.selector {
-            Selector::Historical(historical) if historical.is_plain() => {
-                let path = historical.take(cx.now());
-                self.go(io, req, path, cx.now())
-            }
-            _ => self.choose(io, req, cx),
+    fn select<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
+        match self.selector.take_small(req.len) {
+            Some(path) => self.go(io, req, path, cx.now()),
+            None => self.choose(io, req, cx),
         }
     }
 
@@ -285,7 +248,7 @@ impl MultipathNode {
         }
     }
 
-    /// A request has come back whose time counts.
+    /// Ends a request whose selector measures how long requests take.
     #[inline(never)]
     fn ended_in_time<R: Ring>(
         &mut self,
@@ -295,15 +258,16 @@ impl MultipathNode {
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
         if !status.is_ok() {
-            return self.ended_badly_in_time(io, req, status, cx);
+            return self.failed_in_time(io, req, status, cx);
         }
         self.end_in_time(io, cx);
         Verdict::Up(status)
     }
 
-    /// The same, not well. By itself, for the other one then calls nothing.
+    /// Ends a request that failed, and whose selector measures how long requests take. A function of its own,
+    /// so that `ended_in_time` calls nothing and saves no registers.
     #[cold]
-    fn ended_badly_in_time<R: Ring>(
+    fn failed_in_time<R: Ring>(
         &mut self,
         io: Cookie,
         req: &mut Request,
@@ -322,7 +286,7 @@ impl MultipathNode {
         }
     }
 
-    /// One has from a path of a group that is not in use any more.
+    /// Ends a request that came back from a path of a group that is no longer in use.
     #[cold]
     fn ended_elsewhere<R: Ring>(
         &mut self,
@@ -434,7 +398,7 @@ impl<R: Ring> Node<R> for MultipathNode {
             {
                 return Verdict::Down(child);
             }
-            return self.by_requests(io, req, cx);
+            return self.select(io, req, cx);
         }
         self.choose(io, req, cx)
     }

@@ -62,21 +62,19 @@ impl Fewest {
         self.lanes.iter().any(|lane| lane & UNUSABLE == 0)
     }
 
-    /// Whether all lanes are compared at once: then [`take`](Fewest::take) is all there is to it.
-    #[inline]
-    pub(in crate::multipath) fn is_small(&self) -> bool {
-        self.more_steps == 0
-    }
-
-    /// The path for the next request, which is in flight there from now on. Asked only while one is usable, of few.
+    /// Chooses the path for the next request if one step compares all paths, and counts the request as in
+    /// flight there. Called only while a path is usable.
     #[inline(always)]
-    pub(in crate::multipath) fn take(&mut self) -> u8 {
+    pub(super) fn take_small(&mut self) -> Option<u8> {
+        if self.more_steps > 0 {
+            return None;
+        }
         let (steps, _) = self.lanes.as_chunks::<STEP>();
-        self.put(least(steps[0]))
+        Some(self.put(least(steps[0])))
     }
 
-    /// The same of many.
-    pub(in crate::multipath) fn take_of_many(&mut self) -> u8 {
+    /// [`take_small`](Fewest::take_small) for any number of paths.
+    pub(super) fn take_of_many(&mut self) -> u8 {
         let (steps, _) = self.lanes.as_chunks::<STEP>();
         let steps = steps.iter().take(1 + usize::from(self.more_steps));
         self.put(steps.fold(u64::MAX, |best, step| best.min(least(*step))))

@@ -73,9 +73,9 @@ pub(in crate::multipath) struct Historical {
     requests: u32,
     weights: [u64; WEIGHTS],
     threshold: u64,
-    /// There is none, and no service time ever becomes 0: no two paths are taken to be alike.
+    /// The threshold is 0, and no service time ever becomes 0: no two paths count as equally fast.
     is_plain: bool,
-    /// So it is, and all lanes are compared at once.
+    /// `is_plain` holds, and one step compares all paths.
     is_small: bool,
     usable_count: u64,
     count: u8,
@@ -174,37 +174,25 @@ impl Historical {
         self.usable_count > 0
     }
 
-    /// Whether there is no threshold, and few requests are in flight.
+    /// Chooses the path for the next request if none is in flight, there is no threshold and one step
+    /// compares all paths; counts the request as in flight there. It is the path whose last request ended
+    /// longest ago. Called only while a path is usable.
     #[inline(always)]
-    pub(in crate::multipath) fn is_plain(&self) -> bool {
-        self.is_plain && u64::from(self.requests) < REQUESTS_MAX
-    }
-
-    /// Whether besides nothing is in flight, and there are few paths.
-    #[inline(always)]
-    pub(in crate::multipath) fn is_idle(&self) -> bool {
-        self.is_small && self.requests == 0
-    }
-
-    /// The path for the next request, which is in flight there from now on. Asked only while one is usable; this one where
-    /// it [is idle](Historical::is_idle): it is the path that nobody has heard of for longest.
-    #[inline(always)]
-    pub(in crate::multipath) fn take_idle(&mut self) -> u8 {
+    pub(super) fn take_idle(&mut self) -> Option<u8> {
+        if !self.is_small || self.requests > 0 {
+            return None;
+        }
         let (steps, _) = self.idle.as_chunks::<STEP>();
         let [a, b, c, d] = steps[0];
-        self.put(a.whole().min(b.whole()).min(c.whole()).min(d.whole()) as u8)
+        Some(self.put(a.whole().min(b.whole()).min(c.whole()).min(d.whole()) as u8))
     }
 
-    /// The same where it [is plain](Historical::is_plain).
-    #[inline(always)]
-    pub(in crate::multipath) fn take(&mut self, now: Nanos) -> u8 {
-        let best = self.best(|path, other| path.is_better_in_time(other, now.0));
-        self.put(best)
-    }
-
-    /// The same in general.
-    pub(in crate::multipath) fn take_in_general(&mut self, now: Nanos) -> u8 {
-        let best = self.best(|path, other| path.is_better(other, self.threshold, now.0));
+    /// [`take_idle`](Historical::take_idle) in general: compares the paths in the order of the list.
+    pub(super) fn take_from_list(&mut self, now: Nanos) -> u8 {
+        let best = match self.is_plain && u64::from(self.requests) < REQUESTS_MAX {
+            true => self.best(|path, other| path.is_better_in_time(other, now.0)),
+            false => self.best(|path, other| path.is_better(other, self.threshold, now.0)),
+        };
         self.put(best)
     }
 
@@ -355,7 +343,7 @@ mod tests {
     fn a_request_moves_the_average_by_what_it_took() {
         let mut historical = Historical::new(512, 0, 2);
         historical.set_usable(|_| true);
-        assert_eq!(historical.take(Nanos(1000)), 0);
+        assert_eq!(historical.take_from_list(Nanos(1000)), 0);
         historical.end(0, 1000, Nanos(2000));
         // Half of 1 ns, half of 1000 ns.
         assert_eq!(historical.report(0).service_time, (FIXED_ONE + 1000 * FIXED_ONE) / 2);
@@ -371,7 +359,7 @@ mod tests {
         let mut historical = Historical::new(1023, 0, 1);
         historical.set_usable(|_| true);
         for now in [1 << 44, u64::MAX / 2, u64::MAX] {
-            assert_eq!(historical.take(Nanos(now)), 0);
+            assert_eq!(historical.take_from_list(Nanos(now)), 0);
             historical.end(0, u64::MAX, Nanos(now));
             assert_eq!(historical.report(0).service_time, FIXED_MAX);
         }

@@ -52,7 +52,7 @@ pub(in crate::multipath) struct Soonest {
     lanes: Box<[Lane; PATHS_MAX]>,
     /// All usable paths carry alike.
     even: bool,
-    /// So they do, and there are few of them.
+    /// All usable paths carry alike, and one step compares all paths.
     is_small: bool,
     /// Steps that hold the lanes of all paths, beyond the first.
     more_steps: u8,
@@ -129,22 +129,19 @@ impl Soonest {
         self.lanes.iter().any(|lane| lane.is_usable())
     }
 
-    /// Whether all lanes are compared at once, and all paths carry alike: then [`take`](Soonest::take) is all there is to it.
-    #[inline]
-    pub(in crate::multipath) fn is_small(&self) -> bool {
-        self.is_small
-    }
-
-    /// The path for the next request, which has so many bytes and is in flight there from now on. Asked only while one is
-    /// usable, of few that carry alike.
+    /// Chooses the path for the next request, which has `len` bytes, if one step compares all paths and they
+    /// carry alike; counts the request as in flight there. Called only while a path is usable.
     #[inline(always)]
-    pub(in crate::multipath) fn take(&mut self, len: u64) -> u8 {
+    pub(super) fn take_small(&mut self, len: u64) -> Option<u8> {
+        if !self.is_small {
+            return None;
+        }
         let (steps, _) = self.lanes.as_chunks::<STEP>();
-        self.put(least(&steps[0]), len)
+        Some(self.put(least(&steps[0]), len))
     }
 
-    /// The same of any.
-    pub(in crate::multipath) fn take_of_any(&mut self, len: u64) -> u8 {
+    /// [`take_small`](Soonest::take_small) for any number of paths and any throughput.
+    pub(super) fn take_in_general(&mut self, len: u64) -> u8 {
         if !self.even {
             return self.put(self.soonest(len), len);
         }
