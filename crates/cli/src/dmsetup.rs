@@ -8,10 +8,10 @@
 
 mod concise;
 mod grid;
+mod lvm;
 mod options;
 mod report;
 mod select;
-mod splitname;
 mod tree;
 
 use crate::add;
@@ -134,8 +134,6 @@ fn run(options: &Options) -> Result<(), Refusal> {
         "wait" => wait(options),
         // Nodes of devices come and go with their exports.
         "mknodes" => Ok(()),
-        "splitname" => splitname::split(options),
-        "mangle" => named(options).map(|devices| splitname::mangle(&devices)),
         "targets" => {
             report::targets();
             Ok(())
@@ -151,7 +149,6 @@ fn run(options: &Options) -> Result<(), Refusal> {
             print(&format!("{USAGE}\n"));
             Ok(())
         }
-        udev if udev.starts_with("udev") => udev_word(options),
         // `options::parse` knows these and no others.
         other => Err(Refusal::of(format!("Unknown command: {other}"))),
     }
@@ -168,7 +165,7 @@ fn by_uuid(options: &mut Options) -> Result<(), Refusal> {
     let found = all()?.into_iter().find(|(answer, _)| answer.info.uuid == uuid);
     let Some((_, info)) = found else {
         let verb = match options.command.as_str() {
-            "info" | "status" | "ls" | "mangle" => return Err(Refusal::of("Device does not exist.")),
+            "info" | "status" | "ls" => return Err(Refusal::of("Device does not exist.")),
             "load" => "reload",
             "wait" => "waitevent",
             other => other,
@@ -204,30 +201,6 @@ fn chosen(named: Vec<String>, known: &[String], found: Vec<String>) -> Vec<Strin
         found.iter().any(is) || !known.iter().any(is)
     };
     named.into_iter().filter(is_meant).collect()
-}
-
-/// What scripts say around their commands for udev to be waited for. Nothing here waits for it, so there are no cookies.
-fn udev_word(options: &Options) -> Result<(), Refusal> {
-    let number = |text: &String| {
-        let hex = text.strip_prefix("0x").map(|hex| u32::from_str_radix(hex, 16));
-        let cookie = hex.unwrap_or_else(|| text.parse()).ok().filter(|&cookie| cookie != 0);
-        cookie.ok_or(Refusal::of("Incorrect cookie value."))
-    };
-    match (options.command.as_str(), options.names.first()) {
-        ("udevcookies", _) => {
-            print("Cookie       Semid      Value      Last semop time           Last change time\n");
-        }
-        ("udevcomplete", Some(cookie)) => {
-            print(&format!("DM_COOKIE_COMPLETED={:<#12x}\n", number(cookie)?));
-        }
-        ("udevcomplete_all", _) => {
-            print("0 semaphores with keys prefixed by 3405 (0xd4d) destroyed. 0 skipped.\n");
-        }
-        ("udevreleasecookie", None) => return Err(Refusal::of("No udev transaction cookie given.")),
-        ("udevreleasecookie", Some(cookie)) => _ = number(cookie)?,
-        _ => {}
-    }
-    Ok(())
 }
 
 /// `--verbose`: how they are now.

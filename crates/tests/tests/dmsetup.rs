@@ -138,12 +138,21 @@ fn a_command_does_no_more_than_its_options_ask_for() {
         assert_eq!(state(), both, "{words:?}");
     }
     assert_eq!(dmsetup(&sandbox, &["table", "--inactive"]).ok(), "one: \ntwo: \n", "nothing was loaded");
-    assert_eq!(
-        dmsetup(&sandbox, &["splitname", "vg-lv", "--noheadings", "-S", "lv_name=lv"]).ok(),
-        "vg:lv:\n"
-    );
-    assert_eq!(dmsetup(&sandbox, &["splitname", "vg-lv", "-S", "lv_name=other"]).ok(), "");
-    let said = dmsetup(&sandbox, &["splitname", "vg-lv", "-O", "nosuch"]).failed_with(1);
+    for (words, wanted) in [
+        (
+            &["udevcreatecookie"][..],
+            "blockyard: there is no udevcreatecookie: no command here waits for udev",
+        ),
+        (
+            &["splitname", "vg-lv"],
+            "blockyard: there is no splitname: use info -c -o vg_name,lv_name,lv_layer",
+        ),
+        (&["mangle", "one"], "blockyard: there is no mangle: create and rename accept only names"),
+    ] {
+        let said = dmsetup(&sandbox, words).failed_with(1);
+        assert!(said.starts_with(wanted), "{words:?}: {said}");
+    }
+    let said = dmsetup(&sandbox, &["info", "-c", "-O", "nosuch"]).failed_with(1);
     assert!(said.contains("Unrecognised field: nosuch"), "{said}");
     dmsetup(&sandbox, &["remove", "one", "two", "-S", "name=one"]).ok();
     assert_eq!(state(), "two:Active\n");

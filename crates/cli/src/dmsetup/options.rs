@@ -17,22 +17,31 @@ Usage: blockyard dmsetup
   info [-c [-o [+]FIELDS] [-O [-]FIELDS] [-S SELECTION] [--rows] [--noheadings] [--separator S] [--nameprefixes]
        [--unquoted]] [NAME...]
   ls [--target KIND] [-o devno|devname|blkdevname] [--tree [-o ascii|utf|[no]device|active|rw|open|uuid|inverted]]
-  deps [-o devno|devname|blkdevname] [NAME...]    wait NAME [EVENT]    mangle [NAME...]
-  splitname NAME [LVM] [-o vg_name,lv_name,lv_layer] [options of info's columns]
+  deps [-o devno|devname|blkdevname] [NAME...]    wait NAME [EVENT]
   targets | target-version KIND... | version | mknodes | help
-  udevcreatecookie | udevreleasecookie [COOKIE] | udevcomplete COOKIE | udevcomplete_all | udevcookies   no udev waits here
 
 NAME may be -u UUID, or -S SELECTION: name=~'^vg-' && open=0, of all or of those named, for remove, suspend, resume,
-clear, wipe_table, table, status, deps, info, mangle and mknodes. FIELDS: name, uuid, read_ahead, blkdevname, attr,
+clear, wipe_table, table, status, deps, info and mknodes. FIELDS: name, uuid, read_ahead, blkdevname, attr,
 tables_loaded, suspended, readonly, devno, major, minor, open, segments, events, device_count, devs_used, devnos_used,
 blkdevs_used, device_ref_count, names_using_dev, devnos_using_dev, subsystem, vg_name, lv_name, lv_layer";
 
-/// What dmsetup does and nothing here could, and why: said rather than ignored.
-const REFUSED_COMMANDS: [(&str, &str); 4] = [
+const COOKIES: &str = "no command here waits for udev, so there are no cookies; leave this command out";
+/// Commands of dmsetup that are refused, each with the reason and what to use instead.
+const REFUSED_COMMANDS: [(&str, &str); 11] = [
     ("setgeometry", "devices here have no geometry"),
     ("stats", "blockyard stat NAME and blockyard trace NAME say what becomes of requests"),
     ("measure", "nothing here is measured for the kernel's integrity subsystem"),
     ("udevflags", "no rules of udev are told anything by these devices"),
+    ("udevcreatecookie", COOKIES),
+    ("udevreleasecookie", COOKIES),
+    ("udevcomplete", COOKIES),
+    ("udevcomplete_all", COOKIES),
+    ("udevcookies", COOKIES),
+    (
+        "splitname",
+        "use info -c -o vg_name,lv_name,lv_layer NAME for a device, or dmsetup splitname for any name",
+    ),
+    ("mangle", "create and rename accept only names that need no mangling"),
 ];
 const NUMBERS: &str = "a device has the numbers of the kernel's device that shows it";
 const OWNER: &str = "who may use a device is said by the export that shows it: blockyard add --help";
@@ -115,7 +124,7 @@ const REPORT: &[&str] =
     &["columns", "options", "sort", "select", "noheadings", "separator", "nameprefixes", "unquoted", "rows"];
 
 /// A command, how many names it takes, and the options that it knows.
-const COMMANDS: [(&str, usize, usize, &[&str]); 30] = [
+const COMMANDS: [(&str, usize, usize, &[&str]); 23] = [
     ("create", 0, 2, &["table", "notable", "uuid", "readonly", "concise"]),
     ("load", 0, 2, &["table"]),
     ("reload", 0, 2, &["table"]),
@@ -130,13 +139,6 @@ const COMMANDS: [(&str, usize, usize, &[&str]); 30] = [
     ("status", 0, usize::MAX, &["target", "noflush"]),
     ("message", 2, usize::MAX, &[]),
     ("info", 0, usize::MAX, REPORT),
-    ("splitname", 1, 2, REPORT),
-    ("mangle", 0, usize::MAX, &[]),
-    ("udevcreatecookie", 0, 0, &[]),
-    ("udevreleasecookie", 0, 1, &[]),
-    ("udevcomplete", 1, 1, &[]),
-    ("udevcomplete_all", 0, 1, &[]),
-    ("udevcookies", 0, 0, &[]),
     ("ls", 0, 0, &["target", "tree", "options"]),
     ("deps", 0, usize::MAX, &["options"]),
     ("wait", 1, 2, &["noflush"]),
@@ -151,7 +153,7 @@ const COMMANDS: [(&str, usize, usize, &[&str]); 30] = [
 const COMMON: [&str; 2] = ["verbose", "uuid"];
 /// Those that can be told by their fields.
 const SELECTED: &[&str] =
-    &["table", "status", "deps", "remove", "suspend", "resume", "clear", "wipe_table", "mangle", "mknodes"];
+    &["table", "status", "deps", "remove", "suspend", "resume", "clear", "wipe_table", "mknodes"];
 const WITH_VALUE: &[&str] = &[
     "table",
     "uuid",
@@ -439,13 +441,13 @@ mod tests {
             "info --nolockfs x",
             "ls -f",
             "--version",
-            "udevcomplete_all -y",
+            "remove --noudevrules --noudevsync -y x",
             "table -S name=x",
             "remove -S name=x",
             "remove x -S name=x",
             "remove_all --deferred",
             "info -S name=x",
-            "splitname vg-lv -S vg_name=vg -O lv_name",
+            "create --manglename none x --notable",
         ] {
             parsed(line).expect(line);
         }
@@ -479,8 +481,22 @@ mod tests {
         ] {
             assert!(said(line).contains(" has no --"), "{line}: {}", said(line));
         }
-        for line in ["setgeometry x 1 2 3 4", "stats list", "measure"] {
-            assert!(said(line).starts_with("blockyard: there is no "), "{line}: {}", said(line));
+        for line in [
+            "setgeometry x 1 2 3 4",
+            "stats list",
+            "measure",
+            "udevflags 1",
+            "udevcreatecookie",
+            "udevreleasecookie 1",
+            "udevcomplete 1",
+            "udevcomplete_all -y",
+            "udevcookies",
+            "splitname vg-lv",
+            "mangle x",
+        ] {
+            let command = line.split(' ').next().expect("a command");
+            let wanted = format!("blockyard: there is no {command}: ");
+            assert!(said(line).starts_with(&wanted), "{line}: {}", said(line));
         }
         assert_eq!(said("remove"), "No device specified.");
     }

@@ -3,7 +3,7 @@
 use super::grid::{self, Column, number, text};
 use super::options::Options;
 use super::select::{self, Field};
-use super::{Named, Refusal, of_kind, splitname};
+use super::{Named, Refusal, lvm, of_kind};
 use crate::failure::print;
 use engine::control::DeviceInfo;
 use engine::tables::{TableAnswer, TableInfo};
@@ -131,10 +131,10 @@ fn value(field: &str, (answer, info): &Named, all: &[Named]) -> String {
         "segments" => table.targets.to_string(),
         "events" => table.events.to_string(),
         "uuid" | "mangled_uuid" | "unmangled_uuid" => table.uuid.clone(),
-        "subsystem" => splitname::subsystem(&table.uuid).to_owned(),
-        "vg_name" => splitname::of(&info.name, &table.uuid)[0].clone(),
-        "lv_name" => splitname::of(&info.name, &table.uuid)[1].clone(),
-        "lv_layer" => splitname::of(&info.name, &table.uuid)[2].clone(),
+        "subsystem" => lvm::subsystem(&table.uuid).to_owned(),
+        "vg_name" => lvm::of(&info.name, &table.uuid)[0].clone(),
+        "lv_name" => lvm::of(&info.name, &table.uuid)[1].clone(),
+        "lv_layer" => lvm::of(&info.name, &table.uuid)[2].clone(),
         "suspended" => if table.suspended { "Suspended" } else { "Active" }.to_owned(),
         "readonly" => if table.read_only { "Read-only" } else { "Writeable" }.to_owned(),
         "tables_loaded" => match (table.active, table.inactive) {
