@@ -157,8 +157,8 @@ fn progress(what: &str) {
 
 /// Data that nobody can take for holes or compress.
 fn fill(path: &Path, size: u64, seed: u64) -> Result<()> {
-    let mut random = client::Random(seed);
-    let block: Vec<u8> = (0..(1 << 20) / 8).flat_map(|_| random.next().to_le_bytes()).collect();
+    let mut random = fastrand::Rng::with_seed(seed);
+    let block: Vec<u8> = (0..(1 << 20) / 8).flat_map(|_| random.u64(..).to_le_bytes()).collect();
     let mut file = File::create(path).map_err(Error::at(path))?;
     let mut left = size;
     while left > 0 {

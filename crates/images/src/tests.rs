@@ -120,13 +120,8 @@ fn no_damage_makes_an_image_hang_or_panic() {
     let tables = sound.len().min(6 << 16);
     let (mut opened, mut read) = (0, 0);
     for seed in 0..300u64 {
-        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        let mut random = |limit: usize| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state as usize % limit
-        };
+        let mut generator = fastrand::Rng::with_seed(seed);
+        let mut random = |limit: usize| generator.usize(..limit);
         let mut bytes = sound.clone();
         for _ in 0..1 + random(6) {
             // Headers more often than tables, and beginnings of tables more often than their ends.

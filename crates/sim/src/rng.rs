@@ -1,5 +1,7 @@
 //! Seeded randomness: xoshiro256**, seeded by splitmix64 (both by Blackman and Vigna, public domain).
-//! The same seed gives the same numbers on every platform.
+//!
+//! Written out here rather than taken from a crate: a seed that a failed run printed must replay that run on
+//! every platform and after every update of a dependency.
 
 /// A stream of random numbers.
 #[derive(Clone, Debug)]

@@ -46,11 +46,10 @@ fn pixels(selector: &str, colours: &[&str]) -> String {
 fn load(socket: &Path, end: &AtomicBool) {
     let mut peer = Peer::connect(socket, "m");
     let block = [7; 4096];
-    let mut place = 1u64;
+    let mut random = fastrand::Rng::with_seed(1);
     while !end.load(Relaxed) {
-        place = place.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let offset = (place >> 40) % (64 << 8) * 4096;
-        if place >> 63 == 0 {
+        let offset = random.u64(..64 << 8) * 4096;
+        if random.bool() {
             peer.read(offset, 4096).unwrap();
         } else {
             peer.write(offset, &block, CommandFlags::NONE).unwrap();

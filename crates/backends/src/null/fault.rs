@@ -97,21 +97,18 @@ impl Fault {
     }
 }
 
-/// Numbers without a pattern that a reader would see: splitmix64.
+/// Decides by a seeded generator, so that a simulation that is replayed has the same faults.
 #[derive(Debug)]
-pub(super) struct Chance(u64);
+pub(super) struct Chance(fastrand::Rng);
 
 impl Chance {
     pub(super) fn new(seed: u64) -> Chance {
-        Chance(seed)
+        Chance(fastrand::Rng::with_seed(seed))
     }
 
+    /// Returns a number below `bound`, which must not be 0.
     pub(super) fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (word ^ (word >> 31)) % bound
+        self.0.u64(..bound)
     }
 }
 

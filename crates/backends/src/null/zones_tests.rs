@@ -472,14 +472,8 @@ impl Model {
 
 #[test]
 fn random_requests_end_as_a_plain_model_says() {
-    let mut seed = 0x9E37_79B9_7F4A_7C15u64;
-    let mut below = |limit: u64| {
-        // xorshift64: the same run every time.
-        seed ^= seed << 13;
-        seed ^= seed >> 7;
-        seed ^= seed << 17;
-        seed % limit
-    };
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut below = |limit: u64| random.u64(..limit);
     for (max_open, max_active) in [(2, 4), (1, 1), (3, 0), (0, 3)] {
         let mut disk = Disk::new(|zoned| (zoned.max_open, zoned.max_active) = (max_open, max_active));
         let limit = |limit: u32| if limit == 0 { 99 } else { limit as usize };

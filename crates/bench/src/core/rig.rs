@@ -94,17 +94,8 @@ pub(crate) struct Rig {
 
 /// Random places of a disk where a request of `LEN` bytes may lie, with random coins.
 pub(super) fn places() -> Vec<Place> {
-    let mut state = 0x2545_f491_4f6c_dd1du64;
-    let mut random = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
-    let mut place = || {
-        let random = random();
-        Place((random % (DISK.0 / LEN) * LEN) | (random >> 63))
-    };
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut place = || Place(random.u64(..DISK.0 / LEN) * LEN + u64::from(random.bool()));
     (0..PLACES).map(|_| place()).collect()
 }
 

@@ -62,20 +62,6 @@ pub(crate) struct Load {
 #[repr(align(128))]
 pub(crate) struct Count(pub(crate) AtomicU64);
 
-/// SplitMix64 (Steele, Lea, Flood 2014): small, fast, and the same on every machine.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    /// The next 64 bits.
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-}
-
 /// A connection in the transmission phase.
 pub(crate) struct Connection {
     stream: UnixStream,
@@ -188,7 +174,7 @@ struct Window {
     load: Load,
     blocks: u64,
     position: u64,
-    random: Random,
+    random: fastrand::Rng,
     payload: Vec<u8>,
     is_read: Vec<bool>,
     is_free: Vec<bool>,
@@ -197,14 +183,14 @@ struct Window {
 
 impl Window {
     fn new(load: Load, size: u64) -> Self {
-        let mut random = Random(load.seed);
+        let mut random = fastrand::Rng::with_seed(load.seed);
         let blocks = (size / u64::from(load.block)).max(1);
         Self {
             load,
             blocks,
             // Connections that go through the device in order begin at different places.
-            position: random.next() % blocks,
-            payload: (0..load.block).map(|_| random.next() as u8).collect(),
+            position: random.u64(..) % blocks,
+            payload: (0..load.block).map(|_| random.u64(..) as u8).collect(),
             random,
             is_read: vec![false; load.depth],
             is_free: vec![true; load.depth],
@@ -219,10 +205,10 @@ impl Window {
     fn next(&mut self) -> (bool, u64) {
         let (is_read, block) = match self.load.pattern {
             Pattern::RandomMixed => {
-                let bits = self.random.next();
+                let bits = self.random.u64(..);
                 (bits & 1 == 0, (bits >> 1) % self.blocks)
             }
-            Pattern::RandomReads => (true, self.random.next() % self.blocks),
+            Pattern::RandomReads => (true, self.random.u64(..) % self.blocks),
             pattern => {
                 self.position = (self.position + 1) % self.blocks;
                 (pattern == Pattern::Reads, self.position)

@@ -84,13 +84,16 @@ impl Node<KernelRing> for RecorderNode {
     }
 }
 
-/// A sequence of numbers that is the same in every run.
-struct Chance(u64);
+/// A seeded generator: each run is the same.
+struct Chance(fastrand::Rng);
 
 impl Chance {
+    fn new(seed: u64) -> Chance {
+        Chance(fastrand::Rng::with_seed(seed))
+    }
+
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        self.0 >> 33
+        self.0.u64(..)
     }
 
     fn bytes(&mut self, len: usize) -> Vec<u8> {
@@ -117,7 +120,7 @@ impl Pair {
 
     /// One that is new, with something in it; also what the device holds.
     fn new() -> (Pair, Vec<u8>) {
-        let mut chance = Chance(7);
+        let mut chance = Chance::new(7);
         let pair = Pair { dir: tempfile::tempdir().unwrap() };
         std::fs::write(pair.path(BASE), chance.bytes(LEN)).unwrap();
         let tree = pair.open(&pair.path(BASE), false, true).unwrap();
@@ -195,7 +198,7 @@ fn is_either(now: &[u8], one: &[u8], other: &[u8]) -> bool {
 
 /// Cut it short after every step, in several ways. What is read is `old` or `new`, and a second commit brings it down.
 fn cut_everywhere(before: &[Vec<u8>; 2], steps: &[Step], old: &[u8], new: &[u8]) -> usize {
-    let mut chance = Chance(99);
+    let mut chance = Chance::new(99);
     let mut refused = 0;
     for count in 0..=steps.len() {
         let images = cut(before, &steps[..count], &mut chance);
@@ -247,7 +250,7 @@ fn a_commit_beside_its_clients_that_the_power_cuts_short_loses_nothing() {
     // Beside what is there, over what is there, and at the end of what nobody has written yet: where the origin is
     // recognised, too, for it is by all of so small a one.
     for (at, len) in [(4096, 1024), (20480, 4096), (200_704, 65536), (LEN - 8192, 4096)] {
-        let data = Chance(at as u64).bytes(len);
+        let data = Chance::new(at as u64).bytes(len);
         device.write(at as u64, &data).unwrap();
         new[at..at + len].copy_from_slice(&data);
     }

@@ -254,7 +254,7 @@ impl<R: Ring> Layer<R> for Flakey {
             cycle: up + down,
             features: self.features,
             began_ns: self.began_ns.clone(),
-            random: 0x9e37_79b9_7f4a_7c15 ^ u64::from(self.up),
+            random: fastrand::Rng::with_seed(self.up.into()),
             sent: Box::default(),
         })
     }
@@ -299,7 +299,8 @@ struct FlakeyNode {
     cycle: u64,
     features: Features,
     began_ns: Arc<AtomicU64>,
-    random: u64,
+    /// Seeded, so that a simulation that is replayed corrupts the same bytes.
+    random: fastrand::Rng,
     /// By tag.
     sent: Box<[Sent]>,
 }
@@ -328,14 +329,6 @@ impl FlakeyNode {
         now_ns.saturating_sub(began) / 1_000_000_000 % self.cycle >= self.up
     }
 
-    fn below(&mut self, bound: u64) -> u64 {
-        // xorshift64*: nothing here needs more.
-        self.random ^= self.random >> 12;
-        self.random ^= self.random << 25;
-        self.random ^= self.random >> 27;
-        (self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16) % bound
-    }
-
     /// Which bytes are to become what.
     fn corruptions(&mut self, req: &Request) -> [Option<(u64, u8)>; 2] {
         let writes = req.op == Op::Write;
@@ -347,8 +340,8 @@ impl FlakeyNode {
         let fixed = self.features.corrupt.filter(fits).map(|c| (u64::from(c.nth) - 1, c.value));
         let chance =
             if writes { self.features.random_write_corrupt } else { self.features.random_read_corrupt };
-        let random = (chance > 0 && self.below(CHANCES.into()) < chance.into())
-            .then(|| (self.below(req.len.0), self.below(256) as u8));
+        let random = (chance > 0 && self.random.u32(..CHANCES) < chance)
+            .then(|| (self.random.u64(..req.len.0), self.random.u8(..)));
         [fixed, random]
     }
 

@@ -40,13 +40,10 @@ list!(DelayWords, FlakeyWords, LogWords, Throttle);
 mod tests {
     use super::*;
 
-    /// A generator that is random enough, and the same each time.
+    /// Returns a seeded generator of numbers below a bound: each run is the same.
     fn numbers() -> impl FnMut(u64) -> u64 {
-        let mut state = 1u64;
-        move |below| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (state >> 33) % below.max(1)
-        }
+        let mut random = fastrand::Rng::with_seed(1);
+        move |below| random.u64(..below.max(1))
     }
 
     #[test]

@@ -1,24 +1,20 @@
-//! Seeded randomness: splitmix64 (Vigna, public domain).
+//! Seeded randomness, so that a seed that is printed replays its run.
 
 /// A stream of random numbers.
 #[derive(Clone, Debug)]
-pub(crate) struct Rng(u64);
+pub(crate) struct Rng(fastrand::Rng);
 
 impl Rng {
     pub(crate) fn new(seed: u64) -> Rng {
-        Rng(seed)
+        Rng(fastrand::Rng::with_seed(seed))
     }
 
     pub(crate) fn word(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.u64(..)
     }
 
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        self.word() % limit
+        self.0.u64(..limit)
     }
 
     pub(crate) fn chance(&mut self, permille: u32) -> bool {

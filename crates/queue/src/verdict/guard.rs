@@ -265,7 +265,7 @@ mod tests {
     /// Writers of whole blocks and of parts, on several queues of a device that ends requests in any order. By byte, the
     /// number of the write that is there; by number, when it began and was answered.
     struct World {
-        state: u64,
+        random: fastrand::Rng,
         now: usize,
         queues: Vec<(Queue<TestRing>, Disk)>,
         memory: Vec<usize>,
@@ -283,13 +283,19 @@ mod tests {
             }
             let writes = vec![(0, 0, 0..BLOCK * BLOCKS)];
             let memory = vec![0; BLOCK * BLOCKS];
-            World { state: seed * 2 + 1, now: 0, queues, memory, writes, actors: Vec::new(), gate }
+            World {
+                random: fastrand::Rng::with_seed(seed),
+                now: 0,
+                queues,
+                memory,
+                writes,
+                actors: Vec::new(),
+                gate,
+            }
         }
 
         fn random(&mut self, below: usize) -> usize {
-            self.state =
-                self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (self.state >> 33) as usize % below
+            self.random.usize(..below)
         }
 
         fn begin(&mut self, ring: &mut TestRing) {

@@ -195,7 +195,8 @@ struct State {
     /// A canary: of each so many syncs one is acknowledged and not done.
     drop_one_sync_in: u64,
     syncs: u64,
-    draws: u64,
+    /// Chooses the calls to delay.
+    draws: fastrand::Rng,
     /// Open file descriptions, by their numbers: which file, and how many of its losses each was told of.
     handles: BTreeMap<u64, (u64, usize)>,
     /// The errno of each sync that failed, by file.
@@ -240,7 +241,8 @@ impl Recorder {
     /// The kernel or the user's rights do not allow it.
     pub fn mount(at: &Path, clock: Clock) -> std::io::Result<Recorder> {
         std::fs::create_dir_all(at)?;
-        let state = Arc::new(Mutex::new(State { next: 2, ..State::default() }));
+        let state =
+            Arc::new(Mutex::new(State { next: 2, draws: fastrand::Rng::with_seed(0), ..State::default() }));
         let mut config = Config::default();
         config.mount_options = vec![MountOption::FSName("recorder".into()), MountOption::RW];
         config.n_threads = Some(THREADS);
@@ -340,9 +342,7 @@ impl Folder {
     fn judge(&self, call: Call) -> (u64, Verdict) {
         let (begin, verdict, wait) = {
             let mut state = self.state();
-            state.draws =
-                state.draws.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let draw = state.draws >> 33;
+            let draw = state.draws.u64(..);
             let delayed = state.delay_one_in > 0 && draw.is_multiple_of(state.delay_one_in);
             let wait = Duration::from_micros(if delayed { 20 + draw % 400 } else { 0 });
             (self.clock.tick(), state.faults.judge(call), wait)

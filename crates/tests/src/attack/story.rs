@@ -15,7 +15,8 @@ const FIRST_VERSION: u64 = 1 << 20;
 /// Bytes of a sector.
 pub const SECTOR: usize = 512;
 
-/// The content of a sector in a version.
+/// The content of a sector in a version. The xorshift steps are a fixed pattern and no generator: sectors
+/// that one process wrote must be recognised by any other.
 pub fn stamp(disk: u64, sector: u64, version: u64) -> [u8; SECTOR] {
     let mut bytes = [0; SECTOR];
     let mut word = disk ^ sector.rotate_left(20) ^ version.rotate_left(40) ^ 0x5deece66d;

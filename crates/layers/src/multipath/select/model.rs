@@ -128,24 +128,12 @@ fn historical(a: &Path, b: &Path, threshold: u64, now: u64) -> Ordering {
     if b_better { Ordering::Greater } else { Ordering::Less }
 }
 
-/// The same numbers for the same seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, most: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % most
-    }
-}
-
 /// One life of a selector with so many paths; how often each was chosen.
 fn live(args: &SelectorArgs, count: usize, seed: u64) -> Vec<usize> {
-    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    let even = random.below(2) == 0;
+    let mut random = fastrand::Rng::with_seed(seed);
+    let even = random.u64(..2) == 0;
     let mut path = || match args {
-        SelectorArgs::ServiceTime => PathArgs::Throughput(if even { 7 } else { random.below(5) as u32 }),
+        SelectorArgs::ServiceTime => PathArgs::Throughput(if even { 7 } else { random.u64(..5) as u32 }),
         SelectorArgs::Historical { .. } => PathArgs::Historical,
         _ => PathArgs::Plain,
     };
@@ -153,28 +141,28 @@ fn live(args: &SelectorArgs, count: usize, seed: u64) -> Vec<usize> {
     let (mut model, mut selector) = (Model::new(args, &paths), Selector::new(args, &paths, 0));
     let (mut usable, mut now, mut chosen) = (vec![true; count], 1_000_000, vec![0; count]);
     let mut in_flight: Vec<(u8, u64, u64)> = Vec::new();
-    let depth = 1 + random.below(40) as usize;
+    let depth = 1 + random.u64(..40) as usize;
     for step in 0..2_000 {
-        if step == 0 || random.below(50) == 0 {
-            let path = random.below(count as u64) as usize;
+        if step == 0 || random.u64(..50) == 0 {
+            let path = random.u64(..count as u64) as usize;
             usable[path] = step == 0 || !usable[path];
             model.set_usable(&usable);
             selector.set_usable(|path| usable[usize::from(path)]);
         }
-        now += [0, 0, 1, 700, 90_000, 20_000_000, 3_000_000_000][random.below(7) as usize];
-        if in_flight.len() < depth && random.below(5) < 3 {
-            let len = random.below(9) * 512;
+        now += [0, 0, 1, 700, 90_000, 20_000_000, 3_000_000_000][random.u64(..7) as usize];
+        if in_flight.len() < depth && random.u64(..5) < 3 {
+            let len = random.u64(..9) * 512;
             let expected = model.take(len, now);
             let found = selector.has_usable().then(|| selector.take(Bytes(len), Nanos(now))).flatten();
             assert_eq!(found, expected, "{args:?}, seed {seed}, step {step}");
             in_flight.extend(expected.map(|path| (path, len, now)));
             expected.into_iter().for_each(|path| chosen[usize::from(path)] += 1);
         } else if !in_flight.is_empty() {
-            let (path, len, started) = in_flight.swap_remove(random.below(in_flight.len() as u64) as usize);
+            let (path, len, started) = in_flight.swap_remove(random.u64(..in_flight.len() as u64) as usize);
             model.end(path, len, started, now);
             selector.end(path, Bytes(len), now - started, Nanos(now));
         }
-        if random.below(400) == 0 {
+        if random.u64(..400) == 0 {
             selector.use_up_turns();
         }
         selector.look_after_turns();
