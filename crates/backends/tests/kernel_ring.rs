@@ -22,7 +22,7 @@ struct Bed {
     memory: Vec<Segment>,
     /// What the device must hold.
     model: Vec<u8>,
-    seed: u64,
+    random: fastrand::Rng,
 }
 
 impl Bed {
@@ -45,14 +45,11 @@ impl Bed {
         let config = QueueConfig { id: QueueId(0), depth: 16, segments_per_tag: 8, timeout_ns: None };
         let queue = Queue::new(config, stack).unwrap();
         let memory = (0..LANES).map(|_| ring.allocate(DATA_MAX + 4096).unwrap()).collect();
-        Some(Bed { ring, queue, memory, model: vec![0; SIZE as usize], seed: 0x9E37_79B9_7F4A_7C15 })
+        Some(Bed { ring, queue, memory, model: vec![0; SIZE as usize], random: fastrand::Rng::with_seed(1) })
     }
 
     fn below(&mut self, bound: u64) -> u64 {
-        self.seed ^= self.seed << 13;
-        self.seed ^= self.seed >> 7;
-        self.seed ^= self.seed << 17;
-        self.seed % bound
+        self.random.u64(..bound)
     }
 
     /// A request somewhere in a lane: what it is, and the memory that it names.
@@ -112,6 +109,8 @@ impl Bed {
             }
             let wait = if self.queue.has_parked() { Wait::No } else { Wait::UntilEvent };
             self.ring.turn(wait).unwrap();
+            // Timers are due by the clock as it was looked at last.
+            self.ring.look_at_clock();
             while let Some(event) = self.ring.next_event() {
                 let Event::Io { cookie, result, .. } = event else { continue };
                 self.queue.complete(cookie, result, &mut self.ring);
