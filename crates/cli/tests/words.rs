@@ -97,9 +97,9 @@ fn what_the_parser_refuses_begins_like_every_error() {
 fn stat_takes_a_name_an_interval_and_a_count() {
     assert_eq!(
         refused(&["stat", "x", "y"]),
-        "blockyard: stat failed: \"y\" is not a number from 1 on (write [NAME] [INTERVAL [COUNT]])\n"
+        "blockyard: stat failed: \"y\" is not an interval in seconds from 0.1 on (write [NAME] [INTERVAL [COUNT]])\n"
     );
-    assert!(refused(&["stat", "0"]).contains("\"0\" is not a number from 1 on"));
+    assert!(refused(&["stat", "0"]).contains("\"0\" is not an interval in seconds"));
     assert!(refused(&["stat", "1", "2", "3"]).contains("\"3\" is one word too many"));
 }
 

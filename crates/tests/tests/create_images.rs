@@ -123,7 +123,7 @@ fn a_file_that_exists_is_opened_as_asked_for_or_refused_and_never_overwritten() 
             "its backing file is base (raw), not other (raw)",
         ),
         (&stack("disk", ",backing_file=base,backing_fmt=qcow2"), "is base (raw), not base (qcow2)"),
-        (&stack("base", ""), "as qcow2 failed"),
+        (&stack("base", ""), "base is not a qcow2 image: its header is missing"),
     ] {
         let said = refused(stack);
         assert!(said.contains(expected), "{stack}: {said}");

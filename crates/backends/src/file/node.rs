@@ -144,8 +144,8 @@ impl FileNode {
         }
     }
 
-    /// Checks for lost data through a second open file description of the file: see
-    /// [`File::error_descriptor`](super::File::error_descriptor).
+    /// Syncs through a second open file description of the file, which no write can take the kernel's report of lost data
+    /// from: see [`File::error_descriptor`](super::File::error_descriptor).
     #[must_use]
     pub fn with_error_file(self, file: FileId) -> FileNode {
         FileNode { error_file: Some(file), ..self }
@@ -399,7 +399,9 @@ impl FileNode {
         if !self.shared.syncs.begin() {
             return self.await_sync(io, cx);
         }
-        let file = self.error_file.filter(|_| checks_errors).unwrap_or(self.file);
+        // The kernel reports a loss once to each open file description. A durable write on `file` may have had the report
+        // and not have come to us yet.
+        let file = self.error_file.unwrap_or(self.file);
         self.slot(io).phase = Phase::Sync;
         if cx.start(io, file, FileOp::Sync, Data::NONE, 0).is_ok() {
             return Verdict::Held;

@@ -186,8 +186,8 @@ impl File {
         self.handle.try_clone().map(OwnedFd::from)
     }
 
-    /// A second open file description of the file, which is synced only to find out whether the kernel lost data
-    /// that was written: see [`FileNode::with_error_file`](super::FileNode::with_error_file). `None`: the file is
+    /// A second open file description of the file, which is never written: the one that is synced, so that the kernel reports
+    /// data that it lost there, whatever a durable write was told of. See [`FileNode::with_error_file`](super::FileNode::with_error_file). `None`: the file is
     /// never synced, or could not be opened again (without `/proc`, for example).
     ///
     /// # Errors

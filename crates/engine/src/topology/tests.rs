@@ -74,7 +74,7 @@ tls = "require"
         "/etc/yard/t.toml:1:polll: there is no such key (there is device, export, nbd-limits, poll, queues, ring)",
         "/etc/yard/t.toml:3:device.a.stack: there is no backend \"tape\"",
         "/etc/yard/t.toml:4:device.a.depth: this is not a number from 1 to 4096",
-        "/etc/yard/t.toml:5:device.a.layers[1]: there is no layer \"sleep\" in this build",
+        "/etc/yard/t.toml:5:device.a.layers[1]: there is no layer \"sleep\" (",
         "/etc/yard/t.toml:6:device.b c: \"b c\" is not a device name",
         "/etc/yard/t.toml:7:device.b c.stack: this is integer, not a string",
         "/etc/yard/t.toml:8:device.d: it has no stack (write stack = \"file:disk.img\")",

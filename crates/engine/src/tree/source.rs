@@ -122,7 +122,7 @@ impl Source {
                 }
                 let mut node = file.node(id).woken_by(held.nudge.clone());
                 if let Some(again) = file.error_descriptor()? {
-                    // It is used when a disk is full: no slot of the ring's table is spent on it.
+                    // It is synced only: no slot of the ring's table is spent on it.
                     let again = ring.add_unregistered_file(Arc::new(again));
                     held.files.push(again);
                     node = node.with_error_file(again);
