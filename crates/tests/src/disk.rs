@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// What the C library calls a file whose FUSE server is gone.
-const ENOTCONN: &str = "Transport endpoint is not connected";
+/// What the C library says of a file whose FUSE server is gone, or just going.
+const GONE: [&str; 2] = ["Transport endpoint is not connected", "Software caused connection abort"];
 
 /// True if there can be no loop devices over files of ours here; then the calling test is skipped.
 pub fn missing_loop() -> bool {
@@ -119,7 +119,7 @@ pub fn check(device: &str, kind: &str) {
 /// beside this one has just killed: they are asked again.
 fn beside_others(words: &[&str]) -> Outcome {
     let attempt = || run(&mut command(words));
-    let settled = || Some(attempt()).filter(|outcome| !outcome.stderr.contains(ENOTCONN));
+    let settled = || Some(attempt()).filter(|outcome| !GONE.iter().any(|why| outcome.stderr.contains(why)));
     until(PATIENCE, settled).unwrap_or_else(attempt)
 }
 

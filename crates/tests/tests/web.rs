@@ -103,7 +103,7 @@ fn it_opens_with_its_token_only(browser: &mut Browser, page: &str) {
     let (bare, _) = page.split_once('?').unwrap();
     browser.look(1280, 800, "light");
     browser.open(bare);
-    browser.wait_for("document.body.innerText.includes('needs its token')");
+    browser.wait_for("document.body?.innerText.includes('needs its token')");
     for time in ["first", "second"] {
         browser.open(page);
         browser.wait_for("document.querySelector('#link')?.dataset.state === 'live'");
